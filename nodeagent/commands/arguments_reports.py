@@ -22,6 +22,7 @@ examples:
   nodeagent explain                                    the last decisions
   nodeagent explain last                               the story of the last one
   nodeagent explain last --markdown > post-mortem.md   the same for a ticket
+  nodeagent explain last --html post-mortem.html       the same as a page with charts
   nodeagent explain --pod shop/web-1 --since 1h        what happened to a pod
   nodeagent explain --pod shop/web-1 --owner           why, and which request would have kept it
   nodeagent explain last --recording incident.zip      from a snapshot file
@@ -129,6 +130,7 @@ def add_explain(commands: "argparse._SubParsersAction[Parser]") -> None:
         "-n", "--last", metavar="N", type=arguments_common.count, default=20, help="length of the list (default: 20)"
     )
     arguments_common.add_output(explain)
+    arguments_common.add_html(explain)
     explain.set_defaults(command="explain")
 
 

@@ -179,6 +179,8 @@ def _explain(options: Options) -> int:
         (options.markdown and options.id is None, "--markdown: needs the ID of a decision, or `last`"),
         (options.markdown and options.pod is not None, "--markdown: cannot be combined with --pod"),
         (options.markdown and options.output != "text", f"--markdown: cannot be combined with -o {options.output}"),
+        (options.html == "-" and options.output != "text", "--html -: cannot be combined with --output"),
+        (options.html is not None and options.markdown, "--html: cannot be combined with --markdown"),
         (options.recording and options.state_dir, "--recording: cannot be combined with --state-dir"),
         (options.pod and options.id and not options.owner, "--pod: lists every decision; an ID needs --owner"),
     ]
@@ -201,6 +203,7 @@ def _explain(options: Options) -> int:
                 since=options.since,
                 output=options.output,
                 color=options.color,
+                html=options.html,
             ),
             config=config,
         )

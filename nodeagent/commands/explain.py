@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from nodeagent.commands import printing, standard_streams
+from nodeagent.commands import html_file, printing, standard_streams
 from nodeagent.commands.arguments_common import Since
 from nodeagent.records import flight_recorder, recording
 from nodeagent.records.recording import Recording, RecordingError
 from nodeagent.report import (
     explain,
+    explain_page,
     explain_pod,
+    html_page,
     owner_view,
     post_mortem,
     record_fields,
@@ -44,6 +46,8 @@ class ExplainOptions(NamedTuple):
     since: Since | None = None
     output: str = "text"
     color: str = "auto"
+    html: str | None = None
+    """Also write a page to this file, or only a page to `-`."""
 
 
 class Source(NamedTuple):
@@ -117,7 +121,11 @@ def show(source: Source, options: ExplainOptions, *, config: "Config | None") ->
             views = _views(story, config)
             standard_streams.write_output(post_mortem.document(story, views))
             return
-        _print(story_text.sections(story), lambda: story_text.to_json(story), options)
+        if options.html is not None:
+            html_file.write(options.html, explain_page.title(story), explain_page.blocks(story, source.decisions))
+        if options.html != html_file.STANDARD_OUTPUT:
+            printed = options._replace(html=None)
+            _print(story_text.sections(story), lambda: story_text.to_json(story), printed)
 
 
 def _show_owner(
@@ -190,4 +198,9 @@ def _wall(recorded: RecordedDecision) -> float | None:
 
 
 def _print(sections: Sequence[Any], to_json: Callable[[], dict[str, Any]], options: ExplainOptions) -> None:
+    if options.html is not None:
+        name = options.pod or "decisions"
+        html_file.write(options.html, f"nodeagent explain: {name}", html_page.sections(sections))
+    if options.html == html_file.STANDARD_OUTPUT:
+        return
     printing.show(sections, to_json, output=options.output, color=options.color)

@@ -47,7 +47,7 @@ def blocks(
         found.append(pods_chart(history.pods, pods_of, marks=events, span=span))
     found.extend(_stalls(history, span))
     if calm:
-        found.append(html_page.details(f"{len(calm)} further signals, no threshold met", *calm))
+        found.append(html_page.details(f"{len(calm)} further signal{'s' * (len(calm) != 1)}, no threshold met", *calm))
     return tuple(found)
 
 

@@ -64,6 +64,7 @@ td.num{white-space:nowrap}
 svg.bar{display:inline-block;width:3.5rem;height:.6rem;margin-right:.5rem;border-radius:2px;background:var(--grid)}
 svg.bar .good{fill:var(--good)}svg.bar .warn{fill:var(--warn)}svg.bar .bad{fill:var(--bad)}
 details{margin:.6rem 0 0}
+main>details{margin:0 0 1rem}
 summary{cursor:pointer;color:var(--soft);font-size:.86rem;padding:.15rem 0}
 details[open]>summary{margin-bottom:.4rem}
 pre{margin:.5rem 0;padding:.75rem;background:var(--page);border:1px solid var(--rule);border-radius:6px;

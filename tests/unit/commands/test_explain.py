@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.commands import cli
+from nodeagent.commands import cli, exit_codes
 from nodeagent.model import RecordingHeader
 from nodeagent.records import recording
 from tests.support import incident
@@ -169,3 +169,40 @@ def test_each_wrong_source_is_one_clear_error(
         _, error = fails(capsys, "last", "--recording", tmp_path / name)
         assert name in error
     assert "no such file" in fails(capsys, "last", "--recording", tmp_path / "none.zip")[1].lower()
+
+
+def test_a_story_is_a_page_with_the_signal_the_pods_and_the_eviction(
+    made: incident.Incident, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "story.html"
+    output = run(capsys, made.plan.id, "--state-dir", made.directory, "--html", page)
+    assert "seen: memory.available fell" in output
+    written = page.read_text("utf-8")
+    assert written.count('<figure class="chart">') >= 2
+    assert "eviction: shop/batch (memory.available, hard, accepted)" in written
+    assert "BEFORE THE NEXT BY" in written
+    assert "WHAT HAPPENED WHEN" in written
+
+
+def test_a_story_without_samples_is_a_page_that_says_so(
+    made: incident.Incident, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "decisions.jsonl").write_bytes((made.directory / "decisions.jsonl").read_bytes())
+    output = run(capsys, made.plan.id, "--state-dir", tmp_path, "--html", "-")
+    assert output.startswith("<!DOCTYPE html>")
+    assert "no charts: " in output
+
+
+def test_a_list_is_a_page_as_well(made: incident.Incident, capsys: pytest.CaptureFixture[str]) -> None:
+    output = run(capsys, "--state-dir", made.directory, "--html", "-")
+    assert made.plan.id in output
+    assert output.count("<html") == 1
+
+
+@pytest.mark.parametrize("other", [("-o", "json"), ("--markdown",)])
+def test_a_page_is_not_combined_with_another_form(
+    made: incident.Incident, other: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = fails(capsys, made.plan.id, "--state-dir", made.directory, "--html", "-", *other)
+    assert code == exit_codes.USAGE
+    assert "--html" in error

@@ -38,7 +38,7 @@ def test_calm_signals_are_folded() -> None:
     config = nodes.config(SOFT, HARD, nodes.hard(Signal.PID, value=10))
     samples = recordings.record(falling, config, seconds=30)
     blocks = history_page.blocks(history.history(samples))
-    assert "1 further signals, no threshold met" in blocks[-1]
+    assert "1 further signal, no threshold met" in blocks[-1]
     assert titles(blocks)[-1] == "pid.available"
 
 
