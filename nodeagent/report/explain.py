@@ -416,12 +416,10 @@ def _why(pod: JsonObject, *, is_victim: bool, no_victims: bool) -> Cell:
 
 
 def _notes(recorded: RecordedDecision) -> Section:
-    lines = [
-        Cell(
-            f"{wording.escape_terminal(str(each.get('subject')))}: {wording.escape_terminal(str(each.get('message')))}"
-        )
-        for each in record_fields.items(recorded.decision, "notes")
-    ]
+    lines = []
+    for each in record_fields.items(recorded.decision, "notes"):
+        subject = " ".join(filter(None, (str(each.get("kind")), str(each.get("about") or ""))))
+        lines.append(Cell(wording.escape_terminal(f"{subject}: {each.get('message')}")))
     return Section("NOTES" if lines else "", lines=tuple(lines))
 
 

@@ -76,6 +76,12 @@ def test_a_decision_about_page_cache_has_both_figures_and_its_refusal(tmp_path: 
     assert "page-cache-only: memory.available: no more than page cache is short" in output
 
 
+def test_a_note_has_its_kind_and_what_it_is_about(tmp_path: Path) -> None:
+    record = {"record": "decision", "id": "a-1", "notes": [{"kind": "pdbs", "about": "shop", "message": "not listed"}]}
+    (tmp_path / "decisions.jsonl").write_text(json.dumps(record) + "\n")
+    assert "NOTES\npdbs shop: not listed\n" in explained(tmp_path, "a-1")
+
+
 def test_a_signal_has_its_trend(tmp_path: Path) -> None:
     made = Run(tmp_path, CONFIG._replace(relief=ReliefConfig(minimum_relief=Amount(100 * GI, None, "100Gi"))))
     for n in range(6):
