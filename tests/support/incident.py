@@ -59,4 +59,5 @@ def _node(second: int, hog: str, namespace: str, *, gone: bool) -> NodeSnapshot:
     pods = [nodes.view("web", GI + 10 * MI, request=GI), nodes.view("db", 2 * GI, request=3 * GI)]
     if not gone:
         pods.append(nodes.view(hog, grown + GI // 2, request=512 * MI, namespace=namespace))
-    return nodes.snapshot(*pods, at=NOW + second, available={Signal.MEMORY: 7 * GI - grown})
+    node = nodes.snapshot(*pods, at=NOW + second, available={Signal.MEMORY: 7 * GI - grown})
+    return node._replace(allocatable_by_kernel=node.observations[Signal.ALLOCATABLE_MEMORY])
