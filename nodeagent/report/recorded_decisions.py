@@ -48,7 +48,7 @@ def group(records: Iterable[JsonObject]) -> tuple[RecordedDecision, ...]:
     later: dict[str, dict[str, list[JsonObject]]] = {"outcome": {}, "relief": {}, "reclaim": {}}
     order: dict[str, None] = {}
     for record in records:
-        kind = record.get("record")
+        kind = str(record.get("record"))
         own = kind in ("decision", explain_oom.RECORD)
         identity = str(record.get("id" if own else "planId", ""))
         if own:
