@@ -148,21 +148,25 @@ class Simulator:
             self._restart(snapshot)
         elif totals.samples and not totals.last_at < snapshot.taken_at:
             return None  # recorded twice
-        absent = self._absent
-        if absent:
-            snapshot = absent.without(snapshot)
-        totals.add_sample(snapshot)
-        if self._is_calm:
-            if self._calm.passes(snapshot):
-                totals.hard = totals.soft = False
-                return None
-            self._leave_calm()
         try:
-            return self._decide(snapshot)
+            return self._take(snapshot)
         except Exception as error:
             # The policy relies on invariants of a snapshot, which an altered file may break.
             totals.add_trouble(snapshot, f"{type(error).__name__}: {error}")
             return None
+
+    def _take(self, snapshot: NodeSnapshot) -> Plan | None:
+        """Count the sample, and decide on it unless it is passed over."""
+        if self._absent:
+            snapshot = self._absent.without(snapshot)
+        self._totals.add_sample(snapshot)
+        if self._is_calm:
+            if self._calm.passes(snapshot):
+                self._totals.hard = self._totals.soft = False
+                return None
+            self.state = self._calm.leave()
+            self._is_calm = False
+        return self._decide(snapshot)
 
     def result(self) -> Simulation:
         """The totals so far."""
@@ -171,10 +175,6 @@ class Simulator:
     def final_state(self) -> PolicyState | None:
         """The state after the last sample."""
         return self._calm.leave() if self._is_calm else self.state
-
-    def _leave_calm(self) -> None:
-        self.state = self._calm.leave()
-        self._is_calm = False
 
     def _restart(self, snapshot: NodeSnapshot) -> None:
         first = self.state is None

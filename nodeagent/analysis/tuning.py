@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config import resolve
-from nodeagent.config.schema import Config
+from nodeagent.config.schema import API_VERSION, CONFIG_KIND, Config
 from nodeagent.model import (
     CONTAINERFS_SIGNALS,
     MEMORY_SIGNALS,
@@ -428,8 +428,10 @@ def _best(candidates: Iterable[Candidate], lead_s: float) -> Candidate | None:
 
 
 def stanza(tuning: Tuning, config: Config) -> str:
-    """The thresholds to paste, as YAML. Signals without a proposal keep their configured thresholds, because
-    evictionHard and evictionSoft replace all others."""
+    """The thresholds to paste, as YAML that is a valid configuration by itself.
+
+    Signals without a proposal keep their configured thresholds, because evictionHard and evictionSoft replace all
+    others."""
     hard: dict[Signal, str] = {}
     soft: dict[Signal, tuple[str, float]] = {}
     proposed = {each.signal: each for each in tuning.signals}
@@ -457,4 +459,4 @@ def stanza(tuning: Tuning, config: Config) -> str:
             "evictionSoftGracePeriod:",
             *[f"  {signal.value}: {grace_s:g}s" for signal, (_, grace_s) in soft.items()],
         ]
-    return "\n".join(lines) + "\n" if lines else ""
+    return "\n".join([f"apiVersion: {API_VERSION}", f"kind: {CONFIG_KIND}", *lines, ""])

@@ -28,7 +28,7 @@ def sections(found: Tuning, config: Config, *, source: str) -> tuple[Section, ..
         names = ", ".join(signal.value for signal in found.unknown)
         parts.append(Section("NOT RECORDED", lines=(Cell(names, WARN),)))
     text = tuning.stanza(found, config)
-    lines = [Cell(line) for line in text.splitlines()] or [Cell("no candidate", DIM)]
+    lines = [Cell(line) for line in text.splitlines()]
     note = "Nothing was changed. The stanza replaces the thresholds of the configuration; `config validate` checks it."
     parts.append(Section("STANZA TO PASTE", lines=(*lines, Cell(note, DIM))))
     return tuple(parts)
