@@ -47,6 +47,7 @@ examples:
   nodeagent check --host-root /host --api always  from a container that mounts the host there
   kubectl get pods -A -o json --field-selector spec.nodeName=NODE > pods.json
   nodeagent check --host-root DIR --pods pods.json     a recorded node, with its real requests
+  nodeagent check --recording FILE --at 2026-11-24T13:05:00Z     a recorded sample
   nodeagent check --rights --config FILE          the rights in the API that FILE uses, missing ones and others
   kubectl exec -n nodeagent POD -- nodeagent check --rights --config /etc/nodeagent/config.yaml
 """
@@ -109,6 +110,17 @@ def _add_check(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     check.add_argument("--no-api", dest="api", action="store_const", const="never", help="the same as --api never")
     check.add_argument("--pods", metavar="FILE", help="read the pods from a PodList in JSON, not from the API server")
+    check.add_argument(
+        "--recording",
+        metavar="FILE|DIR",
+        help="report a sample of a snapshot file or a recorder's directory",
+    )
+    check.add_argument(
+        "--at",
+        metavar="TIME|ID",
+        type=arguments_common.instant_or_id,
+        help="with --recording: the sample at that time, or of that decision (default: the last one)",
+    )
     check.add_argument("--signal", metavar="SIGNAL", help="rank the pods for this signal (default: the most urgent)")
     check.add_argument(
         "--disk", action="store_true", help="measure the disk usage of pods and host directories (up to a minute)"
@@ -196,6 +208,7 @@ _ADD = {
     "check": _add_check,
     "demo": arguments_reports.add_demo,
     "run": _add_run,
+    "snapshot": arguments_reports.add_snapshot,
     "explain": arguments_reports.add_explain,
     "replay": arguments_reports.add_replay,
     "tune": arguments_reports.add_tune,

@@ -105,6 +105,19 @@ class Since(NamedTuple):
         return self.at if self.ago_s is None else now - self.ago_s
 
 
+def instant_or_id(text: str) -> float | str:
+    """A time in RFC 3339, or in epoch seconds, or else the id of a decision."""
+    from datetime import UTC, datetime
+
+    if text.isascii() and text.isdigit() and len(text) == len("1795525500"):
+        return float(text)
+    try:
+        instant = datetime.fromisoformat(text) if len(text) >= len("2026-11-24T13:05") else None
+    except ValueError:
+        instant = None
+    return text if instant is None else instant.replace(tzinfo=instant.tzinfo or UTC).timestamp()
+
+
 def since(text: str) -> Since:
     """A duration (`90s`, `1h30m`, `2d`) or an instant in RFC 3339 (`2026-11-24T13:05:00Z`)."""
     from datetime import UTC, datetime

@@ -96,6 +96,66 @@ def add_demo(commands: "argparse._SubParsersAction[Parser]") -> None:
     demo.set_defaults(command="demo")
 
 
+_SNAPSHOT_DESCRIPTION = """\
+Write one file with everything that is recorded of this node: samples, decisions, the configuration, versions, the
+kubelet's settings for eviction, and facts about the kernel. It is for a ticket or a post-mortem: check --recording,
+explain and replay read it on any machine. It contains no credentials, no environment and no arguments of configured
+commands; --pseudonyms also replaces names. Nothing is changed.
+"""
+
+_SNAPSHOT_EXAMPLES = """\
+examples:
+  nodeagent snapshot                                  everything that is recorded
+  nodeagent snapshot --around last -o ticket.zip      15 minutes before the last decision to 5 minutes after it
+  nodeagent snapshot --since 1h --pseudonyms          the last hour, without names
+  nodeagent snapshot --list                           those that the agent has made by itself
+  nodeagent check --recording ticket.zip              the last sample in it
+  nodeagent explain last --recording ticket.zip       the last decision in it
+"""
+
+
+def add_snapshot(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """`nodeagent snapshot`."""
+    snapshot = commands.add_parser(
+        "snapshot",
+        help="write one file with everything that is recorded, for a ticket",
+        description=_SNAPSHOT_DESCRIPTION,
+        epilog=_SNAPSHOT_EXAMPLES,
+        formatter_class=Formatter,
+    )
+    what = snapshot.add_mutually_exclusive_group()
+    what.add_argument(
+        "--around",
+        metavar="ID",
+        help="the time around a decision or OOM kills: id, its first characters, or `last`",
+    )
+    what.add_argument(
+        "--since",
+        metavar="TIME",
+        type=arguments_common.since,
+        help="a duration back from now (1h30m) or a time (2026-11-24T13:05:00Z); default: all",
+    )
+    snapshot.add_argument(
+        "-o", "--output", metavar="FILE", help="default: nodeagent-NODE-TIME.zip; `-`: standard output"
+    )
+    snapshot.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    snapshot.add_argument(
+        "--pseudonyms",
+        action="store_true",
+        help="replace the names of pods, namespaces, owners, containers, volumes, labels, the node and paths",
+    )
+    snapshot.add_argument("--list", action="store_true", help="list the snapshots that the agent has made by itself")
+    snapshot.add_argument("--state-dir", metavar="DIR", help="directory of the records (default: stateDir)")
+    snapshot.add_argument("--config", metavar="FILE", help="the agent's configuration file, for stateDir")
+    snapshot.add_argument(
+        "--host-root",
+        metavar="DIR",
+        default="/",
+        help="root of the host, for kernel and kubelet: the DaemonSet's /host",
+    )
+    snapshot.set_defaults(command="snapshot")
+
+
 def add_explain(commands: "argparse._SubParsersAction[Parser]") -> None:
     """`nodeagent explain`."""
     explain = commands.add_parser(

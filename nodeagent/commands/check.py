@@ -112,17 +112,22 @@ def options_from(
         loaded = load.load(config_file, overrides=overrides)
     except ConfigError as error:
         raise CheckError(str(error), exit_codes.CONFIG) from error
-    if signal is not None and signal not in RANKABLE:
-        raise CheckError(f"--signal {signal}: must be one of {', '.join(RANKABLE)}", exit_codes.USAGE)
     return CheckOptions(
         loaded=loaded,
         config_source=config_file or "built-in defaults",
         host_root=host_root,
         api=api,
         pods_file=pods_file,
-        signal=None if signal is None else Signal(signal),
+        signal=signal_from(signal),
         disk=disk,
     )
+
+
+def signal_from(name: str | None) -> Signal | None:
+    """The signal of `--signal`. Raises CheckError."""
+    if name is not None and name not in RANKABLE:
+        raise CheckError(f"--signal {name}: must be one of {', '.join(RANKABLE)}", exit_codes.USAGE)
+    return None if name is None else Signal(name)
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------
@@ -185,7 +190,7 @@ class NodeChecker:
             now = self._host.boottime()
             plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
         if self._options.signal is not None:
-            plan = _ranked_for(plan, snapshot, self._options.signal, now=now, config=self._config)
+            plan = ranked_for(plan, snapshot, self._options.signal, now=now, config=self._config)
         report = Report(
             snapshot=snapshot,
             plan=ranking.with_key_texts(self._with_messages(plan, snapshot)),
@@ -410,7 +415,7 @@ def host_name(host: Host) -> str:
     return "unknown"
 
 
-def _ranked_for(plan: Plan, snapshot: NodeSnapshot, signal: Signal, *, now: float, config: Config) -> Plan:
+def ranked_for(plan: Plan, snapshot: NodeSnapshot, signal: Signal, *, now: float, config: Config) -> Plan:
     """The same plan with the eviction order for `signal`.
 
     The policy decides again on a snapshot in which nothing of that signal is available.

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.commands import exit_codes, standard_streams
@@ -58,6 +59,24 @@ def show(
             time.sleep(every_s)
     finally:
         checker.close()
+
+
+def show_recorded(
+    report: Report, samples: Sequence["RecordedSample"], *, output: str, color: str, html: str | None
+) -> int:
+    """Print the report of a recorded sample and return the exit code. `html` as in `show`; the page has the curves of
+    `samples`, the last of which is that of the report. Raises as `show`."""
+    if html == _STANDARD_OUTPUT and output != "text":
+        raise CheckError("--html -: cannot be combined with --output", exit_codes.USAGE)
+    if html is not None:
+        _write_page(report, deque(samples[:-1], MAX_SAMPLES), path=html, every_s=None)
+    if html != _STANDARD_OUTPUT:
+        try:
+            _print(report, output=output, color=color, repeated=False)
+            sys.stdout.flush()
+        except OSError as error:
+            standard_streams.output_failed(error)
+    return exit_codes.exit_code_of(node_report.state(report))
 
 
 def _live(color: str) -> bool:

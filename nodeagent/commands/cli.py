@@ -85,6 +85,10 @@ def _completion(options: Options) -> int:
 def _check(options: Options) -> int:
     from nodeagent.commands import check, check_output
 
+    if options.recording is not None:
+        return _check_recording(options)
+    if options.at is not None:
+        raise _FailureError("--at: only with --recording", exit_codes.USAGE)
     if options.rights:
         return _check_rights(options)
     try:
@@ -105,19 +109,45 @@ def _check(options: Options) -> int:
         raise _FailureError(str(error), error.kind) from error
 
 
+def _check_recording(options: Options) -> int:
+    from pathlib import Path
+
+    from nodeagent.commands import check, check_output, check_recording
+
+    _refuse_with("--recording", options, rights=options.rights)
+    loaded = _load_config(options.config) if options.config is not None else None
+    try:
+        found = check_recording.make_report(
+            Path(options.recording),
+            at=options.at,
+            loaded=loaded,
+            config_source=options.config,
+            signal=check.signal_from(options.signal),
+        )
+        return check_output.show_recorded(
+            found.report, found.samples, output=options.output, color=options.color, html=options.html
+        )
+    except check.CheckError as error:
+        raise _FailureError(str(error), error.kind) from error
+
+
+def _refuse_with(option: str, options: Options, **more: bool) -> None:
+    """Options of `check` that a report which is not of the live node cannot use."""
+    others = {
+        "--api never": options.api == "never",
+        "--pods": options.pods is not None,
+        "--disk": options.disk,
+        "--watch": options.watch is not None,
+        **{f"--{name}": given for name, given in more.items()},
+    }
+    if wrong := [name for name, given in others.items() if given]:
+        raise _FailureError(f"{option}: cannot be combined with {', '.join(wrong)}", exit_codes.USAGE)
+
+
 def _check_rights(options: Options) -> int:
     from nodeagent.commands import check, check_rights
 
-    others = (
-        ("--api never", options.api == "never"),
-        ("--pods", options.pods is not None),
-        ("--signal", options.signal is not None),
-        ("--disk", options.disk),
-        ("--watch", options.watch is not None),
-        ("--html", options.html is not None),
-    )
-    if wrong := [name for name, given in others if given]:
-        raise _FailureError(f"--rights: cannot be combined with {', '.join(wrong)}", exit_codes.USAGE)
+    _refuse_with("--rights", options, signal=options.signal is not None, html=options.html is not None)
     try:
         return check_rights.show(
             config_file=options.config,
@@ -166,6 +196,38 @@ def _run(options: Options) -> int:
         raise _FailureError(str(error), exit_codes.USAGE if usage else exit_codes.CONFIG) from error
     except (ConfigError, IdentityError) as error:
         raise _FailureError(str(error), exit_codes.CONFIG) from error
+
+
+def _snapshot(options: Options) -> int:
+    import time
+
+    from nodeagent.commands import snapshot
+
+    loaded = _load_config(options.config)
+    wall = time.time()
+    try:
+        if options.list:
+            return snapshot.show_list(options.state_dir, loaded.config)
+        written = snapshot.write(
+            snapshot.SnapshotOptions(
+                output=options.output,
+                around=options.around,
+                since=options.since.wall(wall) if options.since is not None else None,
+                pseudonyms=options.pseudonyms,
+                force=options.force,
+                host_root=options.host_root,
+                state_dir=options.state_dir,
+            ),
+            loaded,
+            wall=wall,
+        )
+    except snapshot.SnapshotCommandError as error:
+        raise _FailureError(str(error), error.kind) from error
+    for each in written.manifest.missing:
+        _print_failure(f"not included: {each}")
+    if written.path != snapshot.STANDARD_OUTPUT:
+        standard_streams.write_output(f"{written.path}\n")
+    return exit_codes.OK
 
 
 def _explain(options: Options) -> int:
@@ -332,6 +394,7 @@ _COMMANDS: Final[Mapping[str, Callable[[Options], int]]] = {
     "check": _check,
     "demo": _demo,
     "run": _run,
+    "snapshot": _snapshot,
     "explain": _explain,
     "replay": _replay,
     "tune": _tune,

@@ -16,6 +16,7 @@ from nodeagent.config.schema import API_VERSION, CONFIG_KIND, EvictionConfig, Ra
 from nodeagent.model import Amount, Note
 
 _COMMENT_COLUMN: Final = 56
+HIDDEN: Final = "(arguments hidden)"
 _YAML_WORDS: Final = ("on", "off", "yes", "no", "y", "n", "true", "false", "null")
 
 
@@ -28,6 +29,18 @@ def show(loaded: LoadedConfig, *, notes: Iterable[Note] = ()) -> str:
         owner = loaded.eviction if key.owner is EvictionConfig else loaded.config
         lines += _entry(loaded, key, getattr(owner, key.field), key.name, indent=0, name=key.name)
     return "\n".join(lines) + "\n"
+
+
+def without_secrets(loaded: LoadedConfig) -> LoadedConfig:
+    """The configuration without the arguments of commands: they may be anything, and all else is no secret."""
+    actions = tuple(
+        [
+            action._replace(command=(action.command[0], HIDDEN)) if len(action.command) > 1 else action
+            for action in loaded.config.reclaim.actions
+        ]
+    )
+    reclaim = loaded.config.reclaim._replace(actions=actions)
+    return loaded._replace(config=loaded.config._replace(reclaim=reclaim))
 
 
 def plain_value(key: ConfigKey, value: Any) -> Any:

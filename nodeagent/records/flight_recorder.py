@@ -12,6 +12,7 @@ Promises:
 
 import base64
 import enum
+import io
 import itertools
 import os
 import zlib
@@ -32,7 +33,8 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy.state import PolicyState
-from nodeagent.records import state_file, utf8
+from nodeagent.records import snapshot_file, state_file, utf8
+from nodeagent.records.snapshot_file import SnapshotError, SnapshotFile
 from nodeagent.runtime import regular_files
 
 MAX_FILE_BYTES: Final = 8 * 2**20
@@ -115,8 +117,12 @@ class FlightRecorder:
 
 
 def read_records(location: Path) -> Iterator[dict[str, Any]]:
-    """The records of a state directory or of one file, oldest first. Raises RecordsError."""
+    """The records of a state directory, of one file of records or of a snapshot file, oldest first. Raises
+    RecordsError."""
     try:
+        if snapshot_file.is_snapshot(location):
+            yield from _in_snapshot(location)
+            return
         paths = [location / OLDER_FILE, location / DECISIONS_FILE] if location.is_dir() else [location]
         if not location.exists():
             raise RecordsError(f"{location}: no such file or directory")
@@ -128,6 +134,15 @@ def read_records(location: Path) -> Iterator[dict[str, Any]]:
             raise RecordsError(f"{location}: no record in this file")
     except OSError as error:
         raise RecordsError(f"{error.filename or location}: {error.strerror}") from error
+
+
+def _in_snapshot(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with SnapshotFile(path) as found:
+            data = found.read(snapshot_file.DECISIONS)
+    except SnapshotError as error:
+        raise RecordsError(str(error)) from error
+    yield from records_in(io.BytesIO(data))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

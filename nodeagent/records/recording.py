@@ -14,20 +14,21 @@ moves it into the segment at any time; what is in both counts once.
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, Protocol, TypeVar
 
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.model.snapshot import NodeSnapshot
-from nodeagent.records import flight_recorder, recording_format, recording_lean, recording_shape
+from nodeagent.records import flight_recorder, recording_format, recording_lean, recording_shape, snapshot_file
 from nodeagent.records.flight_recorder import RecordsError
 from nodeagent.records.recording_format import Damage, Encoder, FileHeader, FormatError, Frame
 from nodeagent.records.recording_shape import MismatchError, Shape
+from nodeagent.records.snapshot_file import SnapshotError, SnapshotFile
 from nodeagent.runtime import regular_files
 
 SUFFIX: Final = ".rec"
@@ -35,8 +36,6 @@ TAIL: Final = "-tail"
 DIRECTORY: Final = "samples"
 """Below the state directory, and in a snapshot file."""
 MAX_FILES: Final = 4096
-MAX_MEMBER_BYTES: Final = 256 << 20
-"""Of one file in a snapshot file, unpacked. It is read as a whole."""
 MAX_TROUBLE: Final = 100
 _SEGMENT: Final = re.compile(r"samples-([0-9]{1,12})(-tail)?\.rec\Z")
 _LEVEL: Final = 6
@@ -127,6 +126,32 @@ class Recording:
         for segment in self._segments:
             yield from self._segment_entries(segment, -math.inf, math.inf, _snapshot_reader)
 
+    def parts(
+        self, *, since_wall: float | None = None, until_wall: float | None = None
+    ) -> Iterator[tuple[RecordingHeader, Iterator[RecordedSample]]]:
+        """The samples of this time by the process that recorded them, with its header, oldest first."""
+        since = -math.inf if since_wall is None else since_wall
+        until = math.inf if until_wall is None else until_wall
+        for segment in self._segments:
+            headers = [self._header_of(source) for source in segment if source is not None]
+            header = next(
+                (each for each in headers if each is not None and each.node), RecordingHeader("", "", "", "", 0)
+            )
+            samples = self._segment_entries(segment, since, until, _GroupReader)
+            yield header, (each for each in samples if since <= each.wall_time <= until)
+
+    def copies(
+        self, *, since_wall: float | None = None, until_wall: float | None = None
+    ) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """The files of this time, by name, without what is damaged: the groups as they are, so that nothing is decoded.
+        A group that is partly in this time is whole."""
+        since = -math.inf if since_wall is None else since_wall
+        until = math.inf if until_wall is None else until_wall
+        for number, segment in enumerate(self._segments):
+            for source, suffix in zip((segment.tail, segment.main), (TAIL, ""), strict=True):  # see the theory above
+                if source is not None and (first := next(chunks := self._copy(source, since, until), b"")):
+                    yield f"samples-{number}{suffix}{SUFFIX}", itertools.chain([first], chunks)
+
     def records(self) -> Iterator[dict[str, Any]]:
         """The records of decisions, outcomes, relief, reclaim and OOM kills, as `flight_recorder.read_records`."""
         try:
@@ -153,7 +178,7 @@ class Recording:
         except FileNotFoundError:  # the recorder has dropped it since the directory was listed
             yield None
             return
-        except (OSError, RuntimeError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+        except (OSError, ValueError) as error:
             self._report(f"{source.name}: {getattr(error, 'strerror', None) or error}")
             yield None
             return
@@ -175,6 +200,29 @@ class Recording:
         fields = recording_shape.field_names()
         nameless = RecordingHeader("", "", "", "", 0.0)
         return FileHeader(fields, nameless, recording_format.shape_checksum(fields), 0)
+
+    def _header_of(self, source: _Source) -> RecordingHeader | None:
+        with self._opened(source) as file:
+            found = self._header(source, file) if file is not None else None
+        return found.recording if found is not None else None
+
+    def _copy(self, source: _Source, since: float, until: float) -> Iterator[bytes]:
+        """The header and the frames of this time; nothing if there is no such frame."""
+        with self._opened(source) as file:
+            header = self._header(source, file) if file is not None else None
+            if file is None or header is None or not header.size:
+                return
+            begun = False
+            for frame in recording_format.frames(file, start=header.size, verify=True):
+                if isinstance(frame, Damage) or (
+                    frame.packed and not (frame.last_wall >= since and frame.first_wall <= until)
+                ):
+                    continue
+                if not begun:
+                    begun = True
+                    file.seek(0)
+                    yield file.read(header.size)
+                yield recording_format.raw(file, frame)
 
     def _summarized(self) -> tuple[int, Span | None]:
         if self._summary is None:
@@ -361,34 +409,27 @@ def _open_directory(path: Path) -> Recording:
 
 
 def _open_snapshot(path: Path) -> Recording:
+    """The members are checked once, and unpacked when they are read."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
-        raise RecordingError(f"{path}: not a snapshot file: {error}") from error
-    if len(members) > MAX_FILES:
-        raise RecordingError(f"{path}: more than {MAX_FILES} files, not a snapshot file")
-    prefix = DIRECTORY + "/"
-    samples = [
-        (each.filename.removeprefix(prefix), _member(path, each))
-        for each in members
-        if each.filename.startswith(prefix)
-    ]
-    found = _segments(samples)
-    decisions = next((each for each in members if each.filename == flight_recorder.DECISIONS_FILE), None)
-    if not found and decisions is None:
-        raise RecordingError(f"{path}: no recording in this zip file")
+        with SnapshotFile(path) as found:
+            names = found.samples
+    except SnapshotError as error:
+        raise RecordingError(str(error)) from error
+    prefix = snapshot_file.SAMPLES_PREFIX
+    samples = [(name.removeprefix(prefix), _Source(f"{path}: {name}", _unpacker(path, name))) for name in names]
 
-    def read() -> Iterator[dict[str, Any]]:
-        if decisions is None:
-            return
+    return Recording(_segments(samples), lambda: flight_recorder.read_records(path))
+
+
+def _unpacker(path: Path, member: str) -> Callable[[], BinaryIO]:
+    def unpack() -> BinaryIO:
         try:
-            with _member(path, decisions).open() as file:
-                yield from flight_recorder.records_in(file)
-        except (RuntimeError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
-            raise RecordsError(f"{path}: {decisions.filename}: {error}") from error
+            with SnapshotFile(path) as found:
+                return io.BytesIO(found.read(member))
+        except SnapshotError as error:
+            raise ValueError(str(error)) from error
 
-    return Recording(found, read)
+    return unpack
 
 
 def _segments(files: Iterable[tuple[str, _Source]]) -> list[_Segment]:
@@ -405,37 +446,27 @@ def _file(path: Path) -> _Source:
     return _Source(str(path), lambda: os.fdopen(regular_files.open_to_read(path), "rb"))
 
 
-def _member(path: Path, member: zipfile.ZipInfo) -> _Source:
-    def read() -> BinaryIO:
-        if member.file_size > MAX_MEMBER_BYTES:
-            raise ValueError(f"larger than {MAX_MEMBER_BYTES >> 20} MiB")
-        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-            return io.BytesIO(file.read(MAX_MEMBER_BYTES))
-
-    return _Source(f"{path}: {member.filename}", read)
-
-
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
 def write_recording(path: Path, header: RecordingHeader, samples: Iterable[RecordedSample]) -> None:
     """Write these samples to one `.rec` file, which is replaced. Raises OSError."""
-    encoder = Encoder()
     with os.fdopen(regular_files.open_to_replace(path), "wb") as file:
-        file.write(encoder.header(header))
-        number, size, entries, walls = 0, 0, list[bytes](), list[float]()
-        before: RecordedSample | None = None
+        file.writelines(encode(header, samples))
 
-        def flush() -> None:
-            if entries:
-                ends = {"first_wall": min(walls), "last_wall": max(walls)}
-                file.write(encoder.packed(entries, group=number, level=_LEVEL, **ends))
 
-        for sample in samples:
-            if size > recording_format.GROUP_BYTES or len(entries) >= recording_format.GROUP_SAMPLES:
-                flush()
-                number, size, entries, walls, before = number + 1, 0, [], [], None
-            entries.append(encoder.entry(sample, before))
-            walls.append(sample.wall_time)
-            size, before = size + len(entries[-1]), sample
-        flush()
+def encode(header: RecordingHeader, samples: Iterable[RecordedSample]) -> Iterator[bytes]:
+    """The parts of a `.rec` file with these samples."""
+    encoder = Encoder()
+    yield encoder.header(header)
+    number, size, entries, walls = 0, 0, list[bytes](), list[float]()
+    before: RecordedSample | None = None
+    for sample in samples:
+        if size > recording_format.GROUP_BYTES or len(entries) >= recording_format.GROUP_SAMPLES:
+            yield encoder.packed(entries, group=number, first_wall=min(walls), last_wall=max(walls), level=_LEVEL)
+            number, size, entries, walls, before = number + 1, 0, [], [], None
+        entries.append(encoder.entry(sample, before))
+        walls.append(sample.wall_time)
+        size, before = size + len(entries[-1]), sample
+    if entries:
+        yield encoder.packed(entries, group=number, first_wall=min(walls), last_wall=max(walls), level=_LEVEL)

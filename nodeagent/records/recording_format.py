@@ -286,6 +286,12 @@ def frames(file: BinaryIO, *, start: int, verify: bool) -> Iterator[Frame | Dama
         position = following
 
 
+def raw(file: BinaryIO, frame: Frame) -> bytes:
+    """The frame as it is stored. Raises OSError."""
+    file.seek(frame.offset - _FRAME_BYTES)
+    return file.read(_FRAME_BYTES + frame.size)
+
+
 def _frame_at(file: BinaryIO, position: int, size: int, *, verify: bool) -> tuple[Frame | None, str]:
     file.seek(position)
     head = file.read(_FRAME_BYTES)

@@ -50,6 +50,7 @@ def to_json(report: Report) -> JsonObject:
         "mode": report.mode,
         "configuration": report.config_source,
         "podsSource": report.pods_source,
+        "recording": report.recording or None,
         "signals": [_signal(report, verdict, shared.get(verdict.signal)) for verdict in plan.signals],
         "conditions": [_condition(condition) for condition in plan.conditions],
         "memory": _memory(report),

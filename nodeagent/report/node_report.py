@@ -55,6 +55,8 @@ class Report(NamedTuple):
     """All notes: of the snapshot, the plan and the report itself."""
     page_cache: Reclaimable = Reclaimable(0, 0)
     """Page cache of pods that reclaim may drop."""
+    recording: str = ""
+    """The recording that the sample is from, and from when; empty for the live node."""
 
 
 # --- the state of the whole node -------------------------------------------------------------------------------------

@@ -160,7 +160,9 @@ def _head(report: Report) -> Section:
         f"pods: {wording.escape_terminal(report.pods_source)}",
     )
     style = _STATE_STYLE[node_report.state(report)]
-    return Section("", lines=(Cell(summary(report), style), Cell(", ".join(facts), DIM)))
+    mark = f"RECORDING, not the node as it is now: {wording.escape_terminal(report.recording)}"
+    marks = (Cell(mark, STRONG),) if report.recording else ()
+    return Section("", lines=(*marks, Cell(summary(report), style), Cell(", ".join(facts), DIM)))
 
 
 # --- the node --------------------------------------------------------------------------------------------------------

@@ -285,7 +285,7 @@ def test_commands_nodes_and_contexts_are_completed(
 
 
 def test_the_options_that_are_offered_are_options_of_the_command(kubectl: FakeKubectl, work: Path) -> None:
-    for command in ("check", "explain"):
+    for command in ("check", "explain", "snapshot"):
         offered = kubectl.run(f"{command} node-1 -", directory=work, program=COMPLETION).out.decode().split()
         help_text = subprocess.run(
             [sys.executable, "-m", "nodeagent", command, "--help"],

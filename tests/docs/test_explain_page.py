@@ -32,6 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[incident.Incident
     with zipfile.ZipFile(directory / "incident.zip", "w") as archive:
         archive.write(directory / "decisions.jsonl", "decisions.jsonl")
         archive.write(samples, "samples/samples-1.rec")
+        archive.writestr("manifest.json", '{"format": 1}')
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
         yield made

@@ -31,6 +31,7 @@ def snapshot(made: incident.Incident) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(made.directory / "decisions.jsonl", "decisions.jsonl")
         archive.write(made.directory / "samples" / "samples-1.rec", "samples/samples-1.rec")
+        archive.writestr("manifest.json", '{"format": 1}')
     return path
 
 

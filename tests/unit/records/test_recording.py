@@ -379,7 +379,7 @@ def test_a_snapshot_file_is_read_without_extracting_it(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.write(written(tmp_path, samples), "samples/samples-1.rec")
         file.writestr("decisions.jsonl", '{"record": "decision", "id": "a-1"}\n')
-        file.writestr("samples/../../escaped.rec", "x")
+        file.writestr("manifest.json", '{"format": 1}')
     found = open_recording(path)
     assert list(found.samples()) == samples
     assert [each["id"] for each in found.records()] == ["a-1"]
