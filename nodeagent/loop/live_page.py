@@ -114,7 +114,9 @@ class LivePage:
         rows = self._rows
         pressed = any(each.met for verdict in plan.signals for each in verdict.thresholds)
         every_s = ROW_EVERY_UNDER_PRESSURE_S if pressed else ROW_EVERY_S
-        if rows and 0 <= snapshot.wall_time - rows[-1].wall_time < every_s:
+        # The first sample after the pressure is a row at once: the line would otherwise rise slowly where it jumped.
+        same = bool(rows) and bool(rows[-1].met) == pressed
+        if same and 0 <= snapshot.wall_time - rows[-1].wall_time < every_s:
             return
         rows.append(_row(plan, snapshot))
 

@@ -91,7 +91,7 @@ def share_chart(title: str, shares: Sequence[Share], total: float, unit: str, *,
         amount = chart_scales.value_text(share.amount, unit)
         rows.append(
             f"<li>{key}<bdi>{html_page.text(charts.short_name(share.name))}</bdi> "
-            f'<span class="dim">{amount}, {width:.0f}%</span></li>'
+            f'<span class="dim">{amount}, {_percent(width)}</span></li>'
         )
     small = f"<small>{html_page.text(note)}</small>" if note else ""
     return Html(
@@ -100,3 +100,7 @@ def share_chart(title: str, shares: Sequence[Share], total: float, unit: str, *,
         f'<rect class="track" width="100%" height="100%"/>{"".join(shapes)}</svg>'
         f'<ul class="legend">{"".join(rows)}</ul></figure>'
     )
+
+
+def _percent(share: float) -> str:
+    return "less than 1%" if 0 < share < 1 else f"{share:.0f}%"

@@ -27,6 +27,7 @@ ROWS_SHOWN: Final = 25
 """Rows of a table before the rest is folded."""
 _LONG_WORD: Final = 28
 """Letters; `allocatableMemory.available` has 27."""
+_LONG_TITLE: Final = 14
 _STYLES: Final = frozenset({GOOD, WARN, BAD, DIM, STRONG})
 
 _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(page_style.CSS.encode()).digest()).decode()
@@ -131,19 +132,30 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, name: st
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], name: str) -> Html:
     label = f' aria-label="{text(name, limit=200)}"' if name else ""
-    head = "".join(f'<th scope="col"{class_of("", right=column.right)}>{text(column.title)}</th>' for column in columns)
+    head = "".join(
+        f'<th scope="col"{class_of("", right=column.right)}><span{_long(column.title, _LONG_TITLE)}>'
+        f"{text(column.title)}</span></th>"
+        for column in columns
+    )
     body = "".join(
         f"<tr>{''.join(_cell(column, cell) for column, cell in zip(columns, row, strict=True))}</tr>" for row in rows
     )
-    return Html(f"<table{label}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    rows_of_table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return Html(f'<div class="scroll"><table{label}>{rows_of_table}</table></div>')
 
 
 def _cell(column: Column, cell: Cell) -> str:
     bar = "" if cell.share is None else share_bar(cell.share)
     title = f' data-title="{text(column.title)}"' if column.title else ""
-    # Only a word that no column can hold may be broken anywhere: `unknown` must not become `unknow n`.
-    long = ' class="long"' if any(len(word) > _LONG_WORD for word in cell.text.split()) else ""
+    long = _long(cell.text, _LONG_WORD)
+    if not cell.text and not bar:
+        return "<td></td>"
     return f"<td{class_of(cell.style, right=column.right)}{title}>{bar}<bdi{long}>{text(cell.text)}</bdi></td>"
+
+
+def _long(words: str, limit: int) -> str:
+    """A class for a word that no column can hold. Others are not broken: `unknown` must not become `unknow n`."""
+    return ' class="long"' if any(len(word) > limit for word in words.split()) else ""
 
 
 def share_bar(share: float) -> Html:

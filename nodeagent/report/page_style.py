@@ -54,7 +54,8 @@ padding:.25rem .75rem .35rem 0;
 border-bottom:1px solid var(--rule);overflow-wrap:normal}
 td{vertical-align:top;padding:.35rem .75rem .35rem 0;border-bottom:1px solid var(--grid);min-width:2.5rem;
 overflow-wrap:break-word}
-td .long{overflow-wrap:anywhere}
+td .long,th .long{overflow-wrap:anywhere}
+.scroll{overflow-x:auto}
 tbody tr:last-child td{border-bottom:0}
 th:last-child,td:last-child{padding-right:0}
 .num{text-align:right}
@@ -123,9 +124,9 @@ thead{position:absolute;left:-100rem}
 table,tbody,tr,td{display:block;width:100%}
 tr{padding:.4rem 0;border-bottom:1px solid var(--rule)}
 td,td.num{display:flex;gap:.75rem;text-align:left;padding:.08rem 0;border:0;white-space:normal}
-td:empty,td.blank{display:none}
+td:empty{display:none}
 td::before{content:attr(data-title);flex:0 0 6.5rem;color:var(--soft);font-size:.75rem;font-weight:400;
-overflow-wrap:normal}
+overflow-wrap:anywhere}
 td bdi{min-width:0;overflow-wrap:anywhere}
 }
 @media (prefers-contrast:more){:root{--soft:var(--ink);--rule:var(--ink)}}

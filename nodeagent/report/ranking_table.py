@@ -47,7 +47,7 @@ def section_of_plan(plan: Plan) -> Section:
         )
         for each in policy_ranking.with_key_texts(plan).ranking
     ]
-    return section(rows, str(plan.ranked_for))
+    return section(rows, str(plan.ranked_for), victims="would be evicted")
 
 
 def section_of_record(decision: JsonObject) -> Section:
@@ -70,8 +70,8 @@ def section_of_record(decision: JsonObject) -> Section:
     return section(rows, signal)
 
 
-def section(rows: Sequence[RankedRow], signal: str) -> Section:
-    """The table. A protected pod has the reasons instead of its key."""
+def section(rows: Sequence[RankedRow], signal: str, *, victims: str = "evicted") -> Section:
+    """The table. A protected pod has the reasons instead of its key. `victims`: what is said of them."""
     columns = (
         Column("RANK", right=True),
         Column("POD"),
@@ -90,7 +90,7 @@ def section(rows: Sequence[RankedRow], signal: str) -> Section:
         cells.append(
             (
                 Cell("?" if row.rank is None else str(row.rank), style),
-                Cell(wording.escape_terminal(row.pod + (" (evicted)" if row.victim else "")), style),
+                Cell(wording.escape_terminal(row.pod + (f" ({victims})" if row.victim else "")), style),
                 Cell(units.format_amount(row.usage, unit)),
                 Cell(row.request),
                 Cell(units.format_amount(row.relief, unit)),
