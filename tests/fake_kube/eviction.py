@@ -1,6 +1,5 @@
 """Evictions and deletions: PodDisruptionBudgets, preconditions, grace periods."""
 
-import copy
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -35,7 +34,7 @@ def evict(api: "ApiServer", request: Request, target: Target) -> Answer:
     if not dry:
         terminate(api, entry, options, eviction=True)
         if api.on_eviction:
-            api.on_eviction(copy.deepcopy(entry), body)
+            api.on_eviction(messages.copy_of(entry), body)
     return Answer(201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
 
 
@@ -123,7 +122,7 @@ def delete(api: "ApiServer", request: Request, target: Target) -> Answer:
         return Answer(200, entry)
     stored = terminate(api, entry, options, eviction=False)
     if api.on_eviction:
-        api.on_eviction(copy.deepcopy(stored), options)
+        api.on_eviction(messages.copy_of(stored), options)
     return Answer(200, {"kind": target.kind, "apiVersion": target.api_version, **stored})
 
 

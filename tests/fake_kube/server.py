@@ -1,6 +1,5 @@
 """The API server double itself: its state, its knobs for tests, and the way of a request through it."""
 
-import copy
 import json
 import ssl
 import threading
@@ -163,7 +162,7 @@ class ApiServer:
     def modify_pod(self, namespace: str, name: str, change: Callable[[Json], None]) -> Json:
         """Change a copy of the pod and store it."""
         with self.store.changed:
-            entry = copy.deepcopy(self.store.objects["pods"][namespace, name])
+            entry = messages.copy_of(self.store.objects["pods"][namespace, name])
             change(entry)
             return self.store.put("pods", entry, "MODIFIED")
 
@@ -176,11 +175,11 @@ class ApiServer:
 
     def get_pod(self, namespace: str, name: str) -> Json | None:
         with self.store.changed:
-            return copy.deepcopy(self.store.objects["pods"].get((namespace, name)))
+            return messages.copy_of(self.store.objects["pods"].get((namespace, name)))
 
     def node(self, name: str = "") -> Json:
         with self.store.changed:
-            return copy.deepcopy(self.store.objects["nodes"]["", name or self.node_name])
+            return messages.copy_of(self.store.objects["nodes"]["", name or self.node_name])
 
     def condition(self, kind: str) -> Json | None:
         """A condition of the node by its type."""

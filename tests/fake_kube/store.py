@@ -1,10 +1,9 @@
 """The objects of the double, their versions, and what a watch replays."""
 
-import copy
 import threading
 import uuid
 
-from tests.fake_kube.messages import KINDS, Json, rfc3339
+from tests.fake_kube.messages import KINDS, Json, copy_of, rfc3339
 
 
 class Store:
@@ -25,7 +24,7 @@ class Store:
     def put(self, kind: str, entry: Json, event: str) -> Json:
         """Store a copy under a new version; returns what is stored."""
         with self.changed:
-            entry = copy.deepcopy(entry)
+            entry = copy_of(entry)
             metadata = entry["metadata"]
             metadata.setdefault("uid", str(uuid.uuid4()))
             metadata.setdefault("creationTimestamp", rfc3339())
@@ -37,7 +36,7 @@ class Store:
         """Give a changed object its next version and send it to the watches."""
         self.version += 1
         entry["metadata"]["resourceVersion"] = str(self.version)
-        self.history.append((self.version, kind, event, copy.deepcopy(entry)))
+        self.history.append((self.version, kind, event, copy_of(entry)))
         self.changed.notify_all()
 
     def compact(self) -> None:

@@ -1,6 +1,5 @@
 """Creates, patches, replaces and binds: strategic merge, `managedFields`."""
 
-import copy
 import uuid
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,7 @@ def bind(api: "ApiServer", request: Request, target: Target) -> Answer:
 
 
 def create(api: "ApiServer", request: Request, target: Target) -> Answer:
-    entry = copy.deepcopy(request.body)
+    entry = messages.copy_of(request.body)
     metadata = entry.setdefault("metadata", {})
     if not metadata.get("name"):
         metadata["name"] = metadata.get("generateName", "") + uuid.uuid4().hex[:5]
@@ -90,7 +89,7 @@ def complete_event(api: "ApiServer", entry: Json, target: Target) -> None:
 
 
 def patch(api: "ApiServer", request: Request, target: Target) -> Answer:
-    entry = copy.deepcopy(watch.stored_object(api, target._replace(subresource="")))
+    entry = messages.copy_of(watch.stored_object(api, target._replace(subresource="")))
     content_type = request.headers.get("content-type", "").partition(";")[0]
     if content_type not in (STRATEGIC, "application/merge-patch+json", "application/json-patch+json"):
         raise RefusedError(415, "UnsupportedMediaType", "415: Unsupported Media Type", details={})
@@ -98,7 +97,7 @@ def patch(api: "ApiServer", request: Request, target: Target) -> Answer:
     admission.check_version(entry, patch, target)
     if target.resource == "nodes":
         admission.check_node_patch(target.name, patch)
-        new = copy.deepcopy(entry)
+        new = messages.copy_of(entry)
         change_node(new, patch, target.subresource)
         admission.admit(api, request, target, entry, new)
         if request.query.get("dryRun") == "All":
@@ -108,7 +107,7 @@ def patch(api: "ApiServer", request: Request, target: Target) -> Answer:
         admission.check_pod_patch(api, entry, patch)
         stored = api.store.objects["pods"][target.namespace, target.name]
         if target.subresource == "status":
-            new = copy.deepcopy(entry)
+            new = messages.copy_of(entry)
             merge(
                 new["metadata"],
                 {k: v for k, v in patch.get("metadata", {}).items() if k in ("labels", "annotations")},
@@ -122,7 +121,7 @@ def patch(api: "ApiServer", request: Request, target: Target) -> Answer:
     else:
         stored = api.store.objects[target.resource][target.namespace, target.name]
         changes = {k: v for k, v in patch.items() if k != "metadata"}
-        new = copy.deepcopy(entry)
+        new = messages.copy_of(entry)
         merge(new, changes)
         if target.resource == "events":
             admission.check_event(new, target)
@@ -136,7 +135,7 @@ def patch(api: "ApiServer", request: Request, target: Target) -> Answer:
 def patch_node(api: "ApiServer", name: str, patch: Json, subresource: str, request: Request | None = None) -> Json:
     """Without a request: by the kubelet or the control plane."""
     stored = api.store.objects["nodes"]["", name]
-    before = copy.deepcopy(stored)
+    before = messages.copy_of(stored)
     change_node(stored, patch, subresource)
     set_managers(stored, before, request, Target("", "v1", "", "nodes", name, subresource))
     before.pop("metadata")
@@ -148,7 +147,7 @@ def patch_node(api: "ApiServer", name: str, patch: Json, subresource: str, reque
 def replace(api: "ApiServer", request: Request, target: Target) -> Answer:
     entry = watch.stored_object(api, target._replace(subresource=""))
     admission.check_version(entry, request.body, target)
-    new = copy.deepcopy({**entry, **request.body})
+    new = messages.copy_of({**entry, **request.body})
     admission.admit(api, request, target, entry, new)
     set_managers(new, entry, request, target)
     stored = api.store.put(target.resource, new, "MODIFIED")
@@ -185,7 +184,7 @@ def change_node(node: Json, patch: Json, subresource: str) -> None:
     taints = patch.get("spec", {}).get("taints")
     # An atomic list: it is replaced as a whole. A directive inside it is not understood and nothing happens.
     if taints is not None and not any("$patch" in taint for taint in taints):
-        node["spec"]["taints"] = copy.deepcopy(taints)
+        node["spec"]["taints"] = messages.copy_of(taints)
         if not taints:
             del node["spec"]["taints"]
 
