@@ -34,7 +34,7 @@ def run_pytest(directory: Path, test_source: str, workers: str = "") -> subproce
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
 
