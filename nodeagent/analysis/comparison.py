@@ -20,6 +20,8 @@ from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column
 
 MAX_EVICTION_ROWS: Final = 50
 """Evictions of each configuration in text; JSON has all."""
+LOW_SHARE: Final = 0.3
+"""Signals that never fell below this share of their capacity have no row in text; JSON has all."""
 MEASURED_DISTANCES: Final = 2000
 """Samples whose distance is measured, from the first on."""
 
@@ -264,7 +266,7 @@ def _totals(comparison: Comparison) -> Section:
         if any(each.conditions[condition].raises for each in results):
             rows.append(_row(f"{condition.value} True", [(_condition(each, condition), "") for each in results]))
     for signal in Signal:
-        if any(signal in each.closest for each in results):
+        if any(_is_low(each, signal) for each in results):
             rows.append(
                 _row(f"lowest {signal.value}", [(_closest(each.closest.get(signal), signal), "") for each in results])
             )
@@ -283,6 +285,12 @@ def _row(title: str, values: Sequence[tuple[str, str]]) -> tuple[Cell, ...]:
 def _condition(result: Simulation, condition: ConditionType) -> str:
     totals = result.conditions[condition]
     return f"{units.format_duration(totals.true_s)}, raised {totals.raises}x"
+
+
+def _is_low(result: Simulation, signal: Signal) -> bool:
+    """Whether the lowest value of a signal is worth a row. JSON has all."""
+    closest = result.closest.get(signal)
+    return closest is not None and closest.available < LOW_SHARE * closest.capacity
 
 
 def _closest(closest: Closest | None, signal: Signal) -> str:

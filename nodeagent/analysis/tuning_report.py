@@ -22,8 +22,12 @@ def sections(found: Tuning, config: Config, *, source: str) -> tuple[Section, ..
     end = "" if found.last_wall is None else f" to {wording.rfc3339(found.last_wall)}"
     head = f"{wording.escape_terminal(source)}{start}{end}, {units.format_duration(found.recorded_s)} recorded"
     parts = [Section("", lines=(Cell(head, STRONG),))]
+    quiet = [each for each in found.signals if not _has_news(each)]
     for each in found.signals:
-        parts += [_table(each), _curve(each)]
+        if each not in quiet:
+            parts += [_table(each), _curve(each)]
+    if quiet:
+        parts.append(Section("NO ALARM OF ANY CANDIDATE", lines=tuple([Cell(_facts(each)) for each in quiet])))
     if found.unknown:
         names = ", ".join(signal.value for signal in found.unknown)
         parts.append(Section("NOT RECORDED", lines=(Cell(names, WARN),)))
@@ -35,7 +39,6 @@ def sections(found: Tuning, config: Config, *, source: str) -> tuple[Section, ..
 
 
 def _table(found: SignalTuning) -> Section:
-    unit = SIGNAL_TABLE[found.signal].unit
     columns = (
         Column("VALUE"),
         Column("AMOUNT", right=True),
@@ -50,18 +53,29 @@ def _table(found: SignalTuning) -> Section:
         Column(""),
     )
     shown = [each for each in found.candidates if _worth_a_row(each, found)]
+    shown.sort(key=lambda each: (each.level, each.grace_s))
     rows = tuple([_row(each, found) for each in shown])
-    level = units.format_amount(found.exhaustion_level, unit)
-    facts = (
-        f"lowest {units.format_amount(found.lowest, unit)} of {units.format_amount(found.capacity, unit)}, "
-        f"{len(found.exhaustions)} exhaustions (at or below {level}), {len(found.acts)} evictions by the recorded agent"
-    )
-    lines = [Cell(facts)]
+    lines = [Cell(_facts(found))]
     if len(shown) < len(found.candidates):
         left = len(found.candidates) - len(shown)
         lines.append(Cell(f"{left} further candidates are not listed: -o json has all", DIM))
     lines.append(Cell(f"proposed: {found.reason}", DIM))
     return Section(f"CANDIDATES FOR {found.signal.value}", columns, rows, tuple(lines))
+
+
+def _has_news(found: SignalTuning) -> bool:
+    """Whether something happened to the signal: an alarm of a candidate, an exhaustion or an act."""
+    return bool(found.exhaustions or found.acts) or any(each.alarms for each in found.candidates)
+
+
+def _facts(found: SignalTuning) -> str:
+    unit = SIGNAL_TABLE[found.signal].unit
+    level = units.format_amount(found.exhaustion_level, unit)
+    return (
+        f"{found.signal.value}: lowest {units.format_amount(found.lowest, unit)} of "
+        f"{units.format_amount(found.capacity, unit)}, exhausted (at or below {level}): "
+        f"{len(found.exhaustions)}, evictions by the recorded agent: {len(found.acts)}"
+    )
 
 
 def _worth_a_row(candidate: Candidate, found: SignalTuning) -> bool:
