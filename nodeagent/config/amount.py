@@ -7,7 +7,7 @@ floating point, so that `100.000001%` is 100%. This module does the same.
 
 from typing import Final
 
-from nodeagent.config import quantity, resolve
+from nodeagent.config import bounds, quantity, resolve
 from nodeagent.config.bounds import AmountRule
 from nodeagent.model import Amount
 
@@ -18,12 +18,16 @@ _BOUNDS: Final = {"at least": "at_least", "at most": "at_most"}
 def parse_amount(text: str, *, rule: AmountRule = AmountRule.THRESHOLD) -> Amount:
     """Raises ValueError with what is wrong with the text."""
     if text.endswith("%"):
+        if rule is AmountRule.SIZE:
+            raise ValueError("it is a percentage: write a quantity such as 40Mi")
         return Amount(None, _percentage(text, rule=rule), text)
     count = quantity.parse_quantity(text)
     if count < 0:
         raise ValueError("it is negative")
     if count == 0 and rule is AmountRule.THRESHOLD:
         raise ValueError('it is zero: a threshold must be above zero (write "0%" to have none)')
+    if rule is AmountRule.SIZE and not bounds.MIN_SIZE <= count <= bounds.MAX_SIZE:
+        raise ValueError("must be from 1Mi to 1Ti")
     if count == quantity.MAX_QUANTITY:
         raise ValueError(f"it is {quantity.MAX_QUANTITY} or more, all that 64 bits can hold: no node has as much")
     return Amount(count, None, text)
@@ -31,9 +35,9 @@ def parse_amount(text: str, *, rule: AmountRule = AmountRule.THRESHOLD) -> Amoun
 
 def parse_threshold(text: str) -> Amount:
     """A threshold, which may be a percentage with a lower and an upper bound. Raises ValueError as `parse_amount`."""
-    first, *bounds = text.split(", ")
+    first, *limits = text.split(", ")
     amount = parse_amount(first)
-    for bound in bounds:
+    for bound in limits:
         word, _, count = bound.rpartition(" ")
         field = _BOUNDS.get(word)
         if field is None:

@@ -44,6 +44,12 @@ class AmountRule(enum.Enum):
     """A quantity may be 0, a percentage must be above 0% and may be above 100%."""
     SHARE = "share"
     """A quantity may be 0, a percentage is from 0% to 100%."""
+    SIZE = "size"
+    """A quantity from `MIN_SIZE` to `MAX_SIZE` bytes, no percentage."""
+
+
+MIN_SIZE: Final = 1 << 20
+MAX_SIZE: Final = 1 << 40
 
 
 MAX_DURATION_S: Final = 31_536_000.0

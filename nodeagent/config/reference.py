@@ -132,6 +132,7 @@ def _describe_value(key: ConfigKey, type_: Any) -> str:
             AmountRule.THRESHOLD: "quantity or percentage",
             AmountRule.RECLAIM: "quantity or percentage",
             AmountRule.SHARE: "quantity or percentage up to 100%",
+            AmountRule.SIZE: "quantity, 1Mi to 1Ti",
         }[key.bound(AmountRule)]
     bounds: Range | None = key.bound(Range)
     if key.duration and bounds is not None:

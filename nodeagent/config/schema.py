@@ -365,6 +365,16 @@ class LoggingConfig(NamedTuple):
     """`json`, `console`, or `auto`: console on a terminal, otherwise JSON."""
 
 
+class RecorderConfig(NamedTuple):
+    enabled: bool = True
+    """Record samples of the node: every 10 s, and each second near a threshold (docs/recorder.md)."""
+    dir: Annotated[str, bounds.DIRECTORY_OR_NONE] = ""
+    """Directory of the recording. Empty: `samples` below stateDir, which is usually in memory and then at most 8 MiB,
+    whatever `maxBytes` is. A directory on a disk survives a reboot. A symbolic link is refused."""
+    max_bytes: Annotated[Amount, AmountRule.SIZE] = Amount(40 << 20, None, "40Mi")
+    """Most bytes of the recording; the oldest samples are dropped. 110 pods need no more for a day."""
+
+
 class RequireStall(NamedTuple):
     at_least: Annotated[float, Range(0, 100)]
     """Percent of wall time stalled."""
@@ -492,6 +502,8 @@ class Config(NamedTuple):
     """The connection to the API server."""
     logging: LoggingConfig = LoggingConfig()
     """Level and format of the log."""
+    recorder: RecorderConfig = RecorderConfig()
+    """The recording of samples."""
     state_dir: Annotated[str, bounds.DIRECTORY] = "/run/nodeagent"
     """Directory of the state that survives a restart. Use a file system in memory, because an eviction waits until the
     state is written."""

@@ -27,6 +27,7 @@ from nodeagent.config import above_kubelet, config_file
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, OnExit
+from nodeagent.loop import sample_recording
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.executor import Executor
 from nodeagent.loop.live_page import LivePage
@@ -162,6 +163,8 @@ class Agent:
         self.decision_log.log_notes(self._runtime.startup_notes)
         if self.acts:
             self._store.save_first(now=self._runtime.boottime())
+        if self._runtime.sample_recorder is not None:
+            self._runtime.sample_recorder.start()
         self._runtime.notifier.ready()
         if syncs is not None:
             self.observer.skip_startup_wait()
@@ -206,6 +209,8 @@ class Agent:
         if left := self.session.stop(clear=clear, mark=not clear):
             self._log.warning("cleanup incomplete", what=left)
         self._store.close(now=self._runtime.boottime())
+        if self._runtime.sample_recorder is not None:
+            self._runtime.sample_recorder.stop()
         self._components.disks.close()
         self._components.sampler.close()
 
@@ -341,13 +346,20 @@ class Agent:
             fresh_samples=self._config.startup.fresh_samples,
             kubelet=self._kubelet.known or (),
         )
-        self.decision_log.log_plan(plan, acts=self.acts, notes=self._plan_notes(snapshot), inputs=inputs)
+        recorded = self.decision_log.log_plan(plan, acts=self.acts, notes=self._plan_notes(snapshot), inputs=inputs)
+        if self._runtime.sample_recorder is not None:
+            sample_recording.record_decision(self._runtime.sample_recorder, plan, snapshot, exact=recorded)
         if now - self._status_at >= STATUS_EVERY_S:
             self._status_at = now
             self._runtime.notifier.status(decision_log.status(plan, snapshot))
         self.oom_monitor.remember(plan, snapshot)
         self._live_page.remember(plan, snapshot, acts=self.acts)
         self._store.save(now=now, urgent=False)
+
+    def record_between(self, node: NodeSnapshot) -> None:
+        """The flight recorder also gets samples without a decision near a threshold."""
+        if self._runtime.sample_recorder is not None:
+            self._runtime.sample_recorder.record_between(node)
 
     def next_deadline_s(self, now: float) -> float:
         """Seconds until the next brake deadline or the next start of a waiting thread; infinite without either."""
@@ -368,6 +380,7 @@ class Agent:
             *workers.stuck_notes(),
             *runtime.brakes.take_notes(),
             *self._components.missing,
+            *sample_recording.notes(runtime.sample_recorder),
             *((_storm_note(runtime.forks.rates(now)),) if runtime.forks.storm(now) else ()),
         )
 
@@ -392,6 +405,7 @@ class Agent:
             *self.wakeup_sources.notes,
             *runtime.other_oom_handlers(),
             *self.oom_monitor.notes(),
+            *sample_recording.notes(runtime.sample_recorder),
         )
 
     def _counters(self) -> RuntimeCounters:
@@ -414,6 +428,7 @@ class Agent:
             workers_stuck=[each.kind for each in workers.stuck_workers()],
             worker_failures=workers.failure_counts(),
             workers_failed=workers.failing_workers(),
+            recorder=sample_recording.counts(self._runtime.sample_recorder),
             walk=WalkCounters(disks.running, *disks.progress, disks.took_s, disks.finished_at) if disks else None,
         )
 

@@ -22,7 +22,7 @@ from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import credentials, node_identity
-from nodeagent.loop import observe, state_store
+from nodeagent.loop import observe, sample_recording, state_store
 from nodeagent.loop.agent import Agent
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.kubelet_watch import KubeletWatch
@@ -57,7 +57,7 @@ OOM_HANDLERS_EVERY_S: Final = 300.0
 """How often other programs that kill on this node are searched: a walk of /proc, 1.2 ms of CPU."""
 NO_PID_RETRY_S: Final = 1.0
 """Pause between two attempts to start without a PID."""
-NEEDS_RESTART: Final = ("node_name", "state_dir", "logging")
+NEEDS_RESTART: Final = ("node_name", "state_dir", "logging", "recorder")
 """Configuration fields that last as long as the process: a change is logged and takes effect at the next start."""
 
 
@@ -124,6 +124,10 @@ def build_agent(
         notes += (Note(NoteKind.AGENT, f"another agent acts on this node ({other}): dry run until it ends"),)
     with lock.writing() as alone:  # the brakes in the state belong to another agent that acts
         adopted = _adopt_brakes(host, config, brake, saved, restored=recalled.restored and alone)
+    samples = None
+    if store is not None and not host.recorded:
+        facts = sample_recording.HeaderFacts(identity.name, saved.policy.instance, _boot_id(host), loaded)
+        samples = sample_recording.open_recorder(facts, kubelet=lambda: builder.kubelet.latest.known)
     runtime = Runtime(
         file=file,
         wakeup_sources=wakeup_sources,
@@ -136,6 +140,7 @@ def build_agent(
         kubelet=builder.kubelet,
         store=store,
         recorder=recorder,
+        sample_recorder=samples,
         lock=lock,
         standby=bool(other),
         restorable_until=recalled.restorable_until,

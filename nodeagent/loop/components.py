@@ -15,6 +15,7 @@ from nodeagent.loop.kubelet_watch import KubeletWatch
 from nodeagent.loop.state_store import OomState
 from nodeagent.model import Note
 from nodeagent.records.flight_recorder import FlightRecorder
+from nodeagent.records.sample_recorder import SampleRecorder
 from nodeagent.records.state_file import StateFile
 from nodeagent.runtime.agent_lock import AgentLock
 from nodeagent.runtime.sd_notify import Notifier
@@ -73,6 +74,8 @@ class Runtime(NamedTuple):
     """See `state_store.recall`."""
     oom_state: OomState | None = None
     """The counters of OOM kills that an earlier process on this boot saw last."""
+    sample_recorder: SampleRecorder | None = None
+    """None without `recorder.enabled`, and for an agent that stores nothing."""
     own_pod_uid: str = ""
     monotonic: Callable[[], float] = time.monotonic
     """The clock of the process. `boottime` is the host's, and that of a recorded node stands still."""

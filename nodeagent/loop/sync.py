@@ -33,7 +33,8 @@ Theory of operation. A sync observes, decides, acts and records. Every line belo
 16. Reclaim orders: log, save, start. After the evictions, because a hard decision may order an action and evict too.
 17. Recounts are requested before the record and take effect in rule 5 of the next sync.
 18. The record last: 0.6 ms and 8 KiB after everything urgent. The flight recorder gets the state from before the
-    decision, for replay. The periodic save follows.
+    decision, for replay, the sample recorder the sample. The periodic save follows. Samples without a decision are
+    recorded at most once a second, and never in a sync that prearms or caps.
 19. OOM kills are found and reported after everything that acts: none of it waits for a report, and a kill is never a
     reason to evict.
 20. API connections are prewarmed after the decision, because their threads share the interpreter with it.
@@ -73,6 +74,7 @@ class Steps(Protocol):
     def check_own_cost(self) -> None: ...
     def decide(self, snapshot: NodeSnapshot) -> Plan: ...
     def record(self, plan: Plan, snapshot: NodeSnapshot) -> None: ...
+    def record_between(self, node: NodeSnapshot) -> None: ...
     def next_deadline_s(self, now: float) -> float: ...
 
 
@@ -87,6 +89,8 @@ def sync(agent: Steps) -> float:
         victims = agent.observer.prearm(node, predict=due.growth_cap)
         if due.growth_cap:
             agent.executor.cap_growth(victims, now=node.taken_at)
+    else:
+        agent.record_between(node)  # 18
     agent.oom_monitor.observe(node)  # 19
     if due.under_pressure:
         agent.session.prewarm()  # 20

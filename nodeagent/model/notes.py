@@ -42,6 +42,7 @@ class NoteKind(enum.StrEnum):
     PODS = "pods", "The pods of the node cannot be listed or named."
     PSI = "psi", "Pressure stall information is missing."
     RECLAIM = "reclaim", "The result of a reclaim action, or a program that is missing."
+    RECORDER = "recorder", "Samples are not stored on disk."
     RELIEF = "relief", "Predicted and measured relief of a plan."
     SELF_PROTECTION = "self-protection", "The process cannot protect itself, or uses its spare descriptors."
     TAINTS = "taints", "Taints cannot be written."

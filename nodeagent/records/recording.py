@@ -37,7 +37,7 @@ DIRECTORY: Final = "samples"
 """Below the state directory, and in a snapshot file."""
 MAX_FILES: Final = 4096
 MAX_TROUBLE: Final = 100
-_SEGMENT: Final = re.compile(r"samples-([0-9]{1,12})(-tail)?\.rec\Z")
+SEGMENT: Final = re.compile(r"samples-([0-9]{1,12})(-tail)?\.rec\Z")
 _LEVEL: Final = 6
 
 
@@ -435,7 +435,7 @@ def _unpacker(path: Path, member: str) -> Callable[[], BinaryIO]:
 def _segments(files: Iterable[tuple[str, _Source]]) -> list[_Segment]:
     found: dict[int, dict[bool, _Source]] = {}
     for name, source in files:
-        if match := _SEGMENT.match(name):
+        if match := SEGMENT.match(name):
             found.setdefault(int(match[1]), {})[match[2] is not None] = source
     if len(found) > MAX_FILES:
         found = {number: found[number] for number in sorted(found)[-MAX_FILES:]}
@@ -459,14 +459,16 @@ def encode(header: RecordingHeader, samples: Iterable[RecordedSample]) -> Iterat
     """The parts of a `.rec` file with these samples."""
     encoder = Encoder()
     yield encoder.header(header)
-    number, size, entries, walls = 0, 0, list[bytes](), list[float]()
+    number, whole, changes, entries, walls = 0, 0, 0, list[bytes](), list[float]()
     before: RecordedSample | None = None
     for sample in samples:
-        if size > recording_format.GROUP_BYTES or len(entries) >= recording_format.GROUP_SAMPLES:
+        if recording_format.group_is_full(whole=whole, changes=changes, samples=len(entries)):
             yield encoder.packed(entries, group=number, first_wall=min(walls), last_wall=max(walls), level=_LEVEL)
-            number, size, entries, walls, before = number + 1, 0, [], [], None
-        entries.append(encoder.entry(sample, before))
+            number, whole, changes, entries, walls, before = number + 1, 0, 0, [], [], None
+        entry = encoder.entry(sample, before)
+        whole, changes = (len(entry), 0) if before is None else (whole, changes + len(entry))
+        entries.append(entry)
         walls.append(sample.wall_time)
-        size, before = size + len(entries[-1]), sample
+        before = sample
     if entries:
         yield encoder.packed(entries, group=number, first_wall=min(walls), last_wall=max(walls), level=_LEVEL)

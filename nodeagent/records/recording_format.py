@@ -36,9 +36,11 @@ MAX_HEADER_BYTES: Final = 1 << 20
 MAX_GROUP_BYTES: Final = 16 << 20
 """Of a group, unpacked. A whole sample of 5,000 pods has 3 MiB, and a group ends soon after `GROUP_BYTES`."""
 GROUP_BYTES: Final = 256 << 10
-"""A group ends when its entries have this size. Larger groups are smaller on disk; all of a group is read for one
+"""A group ends when its changes have this size. Larger groups are smaller on disk; all of a group is read for one
 sample in it, and a damaged byte costs all of it."""
-GROUP_SAMPLES: Final = 600
+WHOLE_SHARE: Final = 2
+"""A group also lasts until its changes have this many times the size of its first, whole sample."""
+GROUP_SAMPLES: Final = 1800
 MAX_DAMAGES: Final = 256
 """After so many damaged parts the rest of a file is not read: searching further would take minutes."""
 
@@ -49,6 +51,7 @@ _FRAME: Final = struct.Struct("<?IIIIIIdd")
 _FRAME_BYTES: Final = _CRC.size + _FRAME.size
 _SIZE: Final = struct.Struct("<I")
 _CHUNK: Final = 64 << 10
+_PLAIN: Final = frozenset({int, float, str, bool, type(None)})
 
 
 class FormatError(ValueError):
@@ -99,21 +102,29 @@ class Damage(NamedTuple):
 
 def change_between(old: Any, new: Any) -> Any:
     """The change that makes `new` from `old`, two unequal values."""
-    if type(old) is not type(new):
+    kind = type(new)
+    if kind in _PLAIN:
+        return new
+    if type(old) is not kind:
         return [new]
-    if isinstance(new, tuple):
-        if hasattr(new, "_fields"):
-            return {
-                index: change_between(before, now)
-                for index, (before, now) in enumerate(zip(old, new, strict=True))
-                if before is not now and before != now
-            }
-        return _sequence_change(old, new)
-    if isinstance(new, Mapping):
+    if issubclass(kind, tuple):
+        return _record_change(old, new) if hasattr(kind, "_fields") else _sequence_change(old, new)
+    if issubclass(kind, Mapping):
         if old.keys() != new.keys():
             return [new]
         return {key: change_between(old[key], value) for key, value in new.items() if value != old[key]}
     return new
+
+
+def _record_change(old: tuple[Any, ...], new: tuple[Any, ...]) -> dict[int, Any]:
+    changes: dict[int, Any] = {}
+    index = -1
+    for now in new:
+        index += 1
+        before = old[index]
+        if before is not now and before != now:
+            changes[index] = now if type(now) in _PLAIN else change_between(before, now)
+    return changes
 
 
 def _sequence_change(old: tuple[Any, ...], new: tuple[Any, ...]) -> Any:
@@ -212,6 +223,13 @@ class Encoder:
         data = b"".join(map(_sized, entries))
         payload = zlib.compress(data, level)
         return _frame(payload, len(data), True, self.shape, group, 0, len(entries), first_wall, last_wall)
+
+
+def group_is_full(*, whole: int, changes: int, samples: int, limit: int = MAX_GROUP_BYTES // 2) -> bool:
+    """True if the next entry begins a new group: `whole` bytes of the first, `changes` of all others, both together at
+    most `limit` if a single sample is not larger."""
+    most = min(max(GROUP_BYTES, WHOLE_SHARE * whole), limit - whole)
+    return changes > most or samples >= GROUP_SAMPLES
 
 
 def _sized(entry: bytes) -> bytes:

@@ -96,8 +96,10 @@ class DecisionLog:
         while len(self._awaited) > MAX_AWAITED:
             del self._awaited[next(iter(self._awaited))]
 
-    def log_plan(self, plan: Plan, *, acts: bool, notes: Iterable[Note], inputs: DecisionInputs | None = None) -> None:
-        """Log and record one plan. `acts` is False in a dry run; `nodeagent replay` needs `inputs`."""
+    def log_plan(self, plan: Plan, *, acts: bool, notes: Iterable[Note], inputs: DecisionInputs | None = None) -> bool:
+        """Log and record one plan. `acts` is False in a dry run; `nodeagent replay` needs `inputs`. True if the
+        decision was recorded with its inputs."""
+        recorded = False
         for verdict in plan.signals:
             if self._changed(f"signal {verdict.signal}", verdict.state):
                 self._log.info("signal changed", **_signal_line(verdict), once=f"{verdict.signal} {verdict.state}")
@@ -106,12 +108,13 @@ class DecisionLog:
         if plan.victims:
             if self._logged_plan != plan.id:
                 self.log_victims(plan, acts=acts)
-            self._record(plan, inputs)
+            recorded = self._record(plan, inputs)
         elif plan.reclaims and not plan.refusals and self._not_recorded_lately((plan.reclaims[0].name,)):
-            self._record(plan, inputs)
-        self._refusals(plan, inputs=inputs)
+            recorded = self._record(plan, inputs)
+        recorded = self._refusals(plan, inputs=inputs) or recorded
         self._reliefs(plan)
         self.log_notes((*notes, *plan.notes))
+        return recorded
 
     def log_notes(self, notes: Iterable[Note]) -> None:
         """Log each note once and then rarely."""
@@ -213,8 +216,9 @@ class DecisionLog:
                 message=condition.message,
             )
 
-    def _refusals(self, plan: Plan, *, inputs: DecisionInputs | None) -> None:
-        """Log why no pod, or not more pods, are evicted, with the protection of the first pods in rank."""
+    def _refusals(self, plan: Plan, *, inputs: DecisionInputs | None) -> bool:
+        """Log why no pod, or not more pods, are evicted, with the protection of the first pods in rank. True if the
+        decision was recorded."""
         for refusal in plan.refusals:
             protected = {
                 pod.view.pod.key: pod.refusals[0].message for pod in plan.ranking[:MAX_PODS_IN_LINE] if pod.refusals
@@ -231,7 +235,8 @@ class DecisionLog:
         reasons = (plan.ranked_for, *(refusal.code for refusal in plan.refusals))
         changed = self._changed("refusals", reasons)
         if changed and plan.refusals and not plan.victims and self._not_recorded_lately(reasons):
-            self._record(plan, inputs)
+            return self._record(plan, inputs)
+        return False
 
     def _not_recorded_lately(self, reasons: tuple[str, ...]) -> bool:
         now = self._clock()
@@ -249,11 +254,12 @@ class DecisionLog:
             for gain in plan.reclaim_reports:
                 self._check_recorded(self._recorder.reclaim(gain, wall_time=time.time()))
 
-    def _record(self, plan: Plan, inputs: DecisionInputs | None) -> None:
-        if self._recorder is not None:
-            self._check_recorded(
-                self._recorder.decision(ranking.with_key_texts(plan), wall_time=time.time(), inputs=inputs)
-            )
+    def _record(self, plan: Plan, inputs: DecisionInputs | None) -> bool:
+        if self._recorder is None:
+            return False
+        trouble = self._recorder.decision(ranking.with_key_texts(plan), wall_time=time.time(), inputs=inputs)
+        self._check_recorded(trouble)
+        return not trouble and inputs is not None
 
     def _check_recorded(self, trouble: str) -> None:
         if trouble:

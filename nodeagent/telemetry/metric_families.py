@@ -306,6 +306,19 @@ FAMILIES: Final[tuple[Family, ...]] = (
         exposition.COUNTER,
         "Log lines that were dropped because the reader was too slow.",
     ),
+    Family("nodeagent_recorder_samples", exposition.COUNTER, "Samples of the node that were recorded."),
+    Family(
+        "nodeagent_recorder_samples_dropped",
+        exposition.COUNTER,
+        "Samples that were not recorded because the recorder was behind.",
+    ),
+    Family("nodeagent_recorder_failures", exposition.COUNTER, "Failed writes of the recorder."),
+    Family(
+        "nodeagent_recorder_bytes",
+        exposition.GAUGE,
+        "Size of the recording in its directory (disk), and of what waits for a disk that is short (memory).",
+        ("place",),
+    ),
     # own cost, with the names that all Prometheus clients use
     Family("process_cpu_seconds", exposition.COUNTER, "User and system CPU time of the agent."),
     Family("process_resident_memory_bytes", exposition.GAUGE, "Resident memory of the agent."),

@@ -43,6 +43,7 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy import headroom
+from nodeagent.records.sample_recorder import RecorderCounts
 from nodeagent.telemetry import exposition, metric_families
 from nodeagent.telemetry.exposition import Histogram, Series
 
@@ -140,6 +141,8 @@ class RuntimeCounters(NamedTuple):
     """Workers that have failed for so long that only a new process may help, with the reason."""
     walk: WalkCounters | None = None
     """None: no disk was near a threshold yet."""
+    recorder: RecorderCounts | None = None
+    """None: samples are not recorded."""
 
 
 class Liveness(NamedTuple):
@@ -327,6 +330,8 @@ class Metrics:
             yield _Sample("nodeagent_config_last_reload_successful", (), int(self._reloaded))
         yield _Sample("nodeagent_log_lines_dropped", (), counters.log_lines_dropped)
         yield _Sample("nodeagent_brakes_active", (), counters.brakes_active)
+        if counters.recorder is not None:
+            yield from _recorder(counters.recorder)
         yield from _own_cost(self._started_wall)
 
     def _counted(self) -> Iterator["_Sample"]:
@@ -475,6 +480,14 @@ def _cluster(counters: RuntimeCounters, now: float) -> Iterator[_Sample]:
         yield _Sample("nodeagent_api_watch_failures", (watch.name,), watch.failures)
         yield _Sample("nodeagent_api_relists", (watch.name,), watch.relists)
     yield _Sample("nodeagent_events_dropped", (), counters.events_dropped)
+
+
+def _recorder(recorder: RecorderCounts) -> Iterator[_Sample]:
+    yield _Sample("nodeagent_recorder_samples", (), recorder.samples)
+    yield _Sample("nodeagent_recorder_samples_dropped", (), recorder.dropped)
+    yield _Sample("nodeagent_recorder_failures", (), recorder.failures)
+    yield _Sample("nodeagent_recorder_bytes", ("disk",), recorder.disk_bytes)
+    yield _Sample("nodeagent_recorder_bytes", ("memory",), recorder.memory_bytes)
 
 
 def _walk(walk: WalkCounters, now: float) -> Iterator[_Sample]:

@@ -137,6 +137,7 @@ def test_a_calm_sync_neither_reads_the_pods_nor_decides() -> None:
         "check_own_cost",
         "executor.apply_outcomes",
         "observer.observe_node",
+        "record_between",
         "oom_monitor.observe",
         "wakeup_sources.arm",
         "next_deadline_s",

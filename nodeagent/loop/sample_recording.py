@@ -1,0 +1,73 @@
+"""What the loop hands to the recorder of samples, and the facts about this process at the start of a recording."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from nodeagent import __version__
+from nodeagent.config import show
+from nodeagent.config.load import LoadedConfig
+from nodeagent.model import NodeSnapshot, Note, Plan, Threshold
+from nodeagent.model.recording import RecordedSample, RecordingHeader
+from nodeagent.records import recording
+from nodeagent.records.sample_recorder import RecorderCounts, SampleRecorder
+
+MAX_BYTES_IN_MEMORY: Final = 8 << 20
+"""Of the default directory, which is usually a tmpfs: it counts against the memory limit of the agent, 96 MiB in
+daemonset.yaml."""
+
+
+class HeaderFacts(NamedTuple):
+    """What does not change while the process runs."""
+
+    node: str
+    instance: str
+    boot_id: str
+    loaded: LoadedConfig
+
+
+def open_recorder(facts: HeaderFacts, *, kubelet: Callable[[], tuple[Threshold, ...] | None]) -> SampleRecorder | None:
+    """The recorder of the configuration; None if it is off. `kubelet` returns the kubelet's thresholds, as far as they
+    are known then."""
+    config = facts.loaded.config
+    if not config.recorder.enabled:
+        return None
+    began, configuration, system = time.time(), show.show(facts.loaded), os.uname()
+
+    def header() -> RecordingHeader:
+        return RecordingHeader(
+            facts.node,
+            __version__,
+            facts.instance,
+            facts.boot_id,
+            began,
+            configuration,
+            f"{system.release} {system.machine}",
+            kubelet() or (),
+        )
+
+    most = config.recorder.max_bytes.quantity or 0
+    if config.recorder.dir:
+        return SampleRecorder(Path(config.recorder.dir), max_bytes=most, header=header)
+    directory = Path(config.state_dir) / recording.DIRECTORY
+    return SampleRecorder(directory, max_bytes=min(most, MAX_BYTES_IN_MEMORY), header=header)
+
+
+def record_decision(recorder: SampleRecorder, plan: Plan, snapshot: NodeSnapshot, *, exact: bool) -> None:
+    """Record the sample of a decision. `exact`: the decision was recorded with its inputs."""
+    if exact or recorder.due(plan.signals, now=snapshot.taken_at):
+        decided = plan.victims or plan.refusals or plan.reclaims
+        plan_id = plan.id if decided else ""
+        recorder.record(RecordedSample(snapshot, plan.signals, plan.conditions, plan_id, exact=exact))
+
+
+def notes(recorder: SampleRecorder | None) -> tuple[Note, ...]:
+    """Why samples are not stored on disk."""
+    return recorder.notes() if recorder is not None else ()
+
+
+def counts(recorder: SampleRecorder | None) -> RecorderCounts | None:
+    """For the metrics page."""
+    return recorder.counts() if recorder is not None else None

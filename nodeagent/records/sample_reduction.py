@@ -1,0 +1,227 @@
+"""What is stored of a sample that no decision needs exactly: small changes and what can be computed again are left out.
+
+Theory of operation. A stored sample is the one before with the changes, so what does not change costs nothing. Amounts
+that moved by less than `SMALL_BYTES` keep their old value, and a pod whose amounts all moved less is stored as it was,
+with its old reading time. Numbers within texts change in every sample and are replaced by `...`; trends follow from the
+samples. Signals, thresholds, states and conditions are always those of the sample. The times of readings are rounded to
+`TIME_GRID_S`.
+"""
+
+import re
+from typing import Any, Final
+
+from nodeagent.model import (
+    CgroupUsage,
+    ConditionVerdict,
+    NodeMemory,
+    NodeSnapshot,
+    Observation,
+    PodUsage,
+    PodView,
+    SignalVerdict,
+    Stall,
+)
+from nodeagent.model.recording import RecordedSample
+
+SMALL_BYTES: Final = 1 << 20
+"""Of the memory of a pod, a cgroup or the node. The least that a decision weighs is some MiB."""
+SMALL_SHIFT: Final = 6
+"""Of the memory of a pod: a 64th of it is small as well."""
+SMALL_COUNT: Final = 8
+"""Of processes and threads."""
+SMALL_STALL: Final = 0.5
+"""Of PSI averages, in percent of wall time."""
+TIME_GRID_S: Final = 1 / 64
+_NUMBER: Final = re.compile(r"-?\d+(?:[.,:]\d+)*")
+_MEMORY_FIELDS: Final = (
+    "memory_working_set",
+    "memory_usage",
+    "memory_unreclaimable",
+    "memory_file_cache",
+    "memory_swap",
+    "memory_limit",
+    "memory_protected",
+)
+_AMOUNTS: Final = tuple(PodUsage._fields.index(name) for name in _MEMORY_FIELDS)
+_COUNTS: Final = tuple(PodUsage._fields.index(name) for name in ("process_count", "thread_count"))
+_REST: Final = tuple(
+    PodUsage._fields.index(name)
+    for name in ("cgroup", "memory_request_estimate", "started_at", "volumes", "disk", "disk_usage_quality")
+)
+
+
+class SampleReducer:
+    """Reduces one sample after another."""
+
+    def __init__(self) -> None:
+        self._stored: RecordedSample | None = None
+        self._views: dict[str, PodView] = {}
+        """The stored pods by the UID of their objects."""
+        self._sources: dict[str, PodView] = {}
+        """The pods of the last sample: the same object has the same usage."""
+
+    def exact(self, sample: RecordedSample) -> RecordedSample:
+        """The sample unchanged. Later ones are compared with it."""
+        self._keep(sample, sample.snapshot.pods)
+        return sample
+
+    def reduced(self, sample: RecordedSample) -> RecordedSample:
+        """The sample without what is not worth its bytes."""
+        before = self._stored.snapshot if self._stored is not None else None
+        snapshot = _reduced(sample.snapshot, before, self._pods(sample.snapshot.pods))
+        verdicts = tuple([_verdict(each, snapshot) for each in sample.signals])
+        conditions = tuple([_condition(each) for each in sample.conditions])
+        stored = sample._replace(snapshot=snapshot, signals=verdicts, conditions=conditions)
+        self._keep(stored, sample.snapshot.pods)
+        return stored
+
+    def _keep(self, stored: RecordedSample, sources: tuple[PodView, ...]) -> None:
+        self._stored = stored
+        self._views = {view.pod.uid: view for view in stored.snapshot.pods}
+        self._sources = {view.pod.uid: view for view in sources}
+
+    def _pods(self, pods: tuple[PodView, ...]) -> tuple[PodView, ...]:
+        stored, sources, views = self._views, self._sources, []
+        for view in pods:
+            uid = view.pod.uid
+            old = stored.get(uid)
+            if old is None:
+                views.append(view)
+            elif sources.get(uid) is view:
+                views.append(old)
+            else:
+                pod = old.pod if old.pod == view.pod else view.pod
+                usage = old.usage if _moved_little(old.usage, view.usage) else _moved(old.usage, view.usage)
+                views.append(old if pod is old.pod and usage is old.usage else PodView(pod, usage))
+        return tuple(views)
+
+
+def _moved_little(old: PodUsage | None, new: PodUsage | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    was: Any
+    now: Any
+    for place in _AMOUNTS:
+        was, now = old[place], new[place]
+        if was != now and (was is None or now is None or not -_small(was) < now - was < _small(was)):
+            return False
+    for place in _COUNTS:
+        was, now = old[place], new[place]
+        if was != now and not _close(was, now, SMALL_COUNT):
+            return False
+    for place in _REST:
+        was, now = old[place], new[place]
+        if was is not now and was != now:
+            return False
+    return len(old.containers) == len(new.containers)
+
+
+def _small(amount: int) -> int:
+    return max(SMALL_BYTES, amount >> SMALL_SHIFT)
+
+
+def _close(old: Any, new: Any, small: float) -> bool:
+    if old is None or new is None:
+        return old is new
+    return bool(old == new or abs(old - new) < small)
+
+
+def _on_grid(at: float) -> float:
+    return round(at / TIME_GRID_S) * TIME_GRID_S if abs(at) < 1e12 else at
+
+
+def _moved(old: PodUsage | None, new: PodUsage | None) -> PodUsage | None:
+    if new is None:
+        return None
+    same = old is not None and [each.container_id for each in old.containers] == [
+        each.container_id for each in new.containers
+    ]
+    containers = old.containers if same and old is not None else new.containers
+    return new._replace(read_at=_on_grid(new.read_at), containers=containers)
+
+
+def _reduced(new: NodeSnapshot, old: NodeSnapshot | None, pods: tuple[PodView, ...]) -> NodeSnapshot:
+    observations = {signal: _observation(each) for signal, each in new.observations.items()}
+    return new._replace(
+        taken_at=_on_grid(new.taken_at),
+        wall_time=_on_grid(new.wall_time),
+        observations=observations,
+        mem_available=_observation(new.mem_available),
+        allocatable_by_kernel=None if new.allocatable_by_kernel is None else _observation(new.allocatable_by_kernel),
+        memory=_memory(new.memory, None if old is None else old.memory),
+        stalls=_stalls(new.stalls, () if old is None else old.stalls),
+        pods=pods,
+        cgroups=_cgroups(new.cgroups, () if old is None else old.cgroups),
+        pods_synced_at=None if new.pods_synced_at is None else _synced(new, old),
+    )
+
+
+def _observation(observation: Observation) -> Observation:
+    signal, available, capacity, read_at, source, reason, device = observation
+    return Observation(signal, available, capacity, _on_grid(read_at), source, reason, device)
+
+
+def _synced(new: NodeSnapshot, old: NodeSnapshot | None) -> float | None:
+    """When the pods were synced; the old time as long as it is not older than ten seconds."""
+    at, before = new.pods_synced_at, None if old is None else old.pods_synced_at
+    return at if at is None or before is None or not 0.0 <= at - before < 10.0 else before
+
+
+def _memory(new: NodeMemory | None, old: NodeMemory | None) -> NodeMemory | None:
+    if new is None or old is None:
+        return new
+    pairs = zip(old, new, strict=True)
+    return NodeMemory._make([was if type(was) is int and _close(was, now, SMALL_BYTES) else now for was, now in pairs])
+
+
+def _stalls(new: tuple[Stall, ...], old: tuple[Stall, ...]) -> tuple[Stall, ...]:
+    before = {(each.scope, each.resource): each for each in old}
+    stored = []
+    for each in new:
+        was = before.get((each.scope, each.resource))
+        close = was is not None and all(_close(was[place], each[place], SMALL_STALL) for place in (2, 3, 5, 6))
+        stored.append(was if was is not None and close else each._replace(read_at=_on_grid(each.read_at)))
+    return tuple(stored)
+
+
+def _cgroups(new: tuple[CgroupUsage, ...], old: tuple[CgroupUsage, ...]) -> tuple[CgroupUsage, ...]:
+    before = {each.path: each for each in old}
+    stored = []
+    for each in new:
+        was = before.get(each.path)
+        close = (
+            was is not None
+            and _close(was.memory_working_set, each.memory_working_set, SMALL_BYTES)
+            and _close(was.process_count, each.process_count, SMALL_COUNT)
+        )
+        stored.append(was if was is not None and close else each)
+    return tuple(stored)
+
+
+def _verdict(verdict: SignalVerdict, snapshot: NodeSnapshot) -> SignalVerdict:
+    observation = verdict.observation
+    rounded = _observation(observation)
+    same = snapshot.observations.get(observation.signal)
+    return verdict._replace(
+        observation=same if same == rounded else rounded,
+        trend=None,
+        thresholds=tuple(
+            [
+                each._replace(
+                    not_due_reason=_without_numbers(each.not_due_reason),
+                    active_since=None if each.active_since is None else _on_grid(each.active_since),
+                )
+                if each.met
+                else each
+                for each in verdict.thresholds
+            ]
+        ),
+    )
+
+
+def _condition(condition: ConditionVerdict) -> ConditionVerdict:
+    return condition._replace(message=_without_numbers(condition.message))
+
+
+def _without_numbers(text: str) -> str:
+    return _NUMBER.sub("...", text) if text else text

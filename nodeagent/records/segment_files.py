@@ -1,0 +1,190 @@
+"""The files of a recorder's directory: bounded, and safe against what else may lie there.
+
+Promises:
+
+1. All files together have at most `max_bytes`; the oldest are removed first. Other files are never touched.
+2. A process that is killed at any moment leaves files that a reader can use: completed groups are appended, and the
+   group in progress is a file of its own, whose entries are appended one by one.
+3. A symbolic link is not followed, neither as the directory itself nor in it. Parents of the directory may be links.
+
+Theory of operation. Every process begins a segment with a new number: `samples-N.rec` for completed groups,
+`samples-N-tail.rec` for the group in progress. A completed group is appended first, then the tail is truncated; a
+reader counts a group that is in both once. Nothing is flushed to the device: a crash of the machine may cost the last
+half minute, which the checksums show.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from nodeagent.records import recording
+from nodeagent.runtime import regular_files
+
+SEGMENTS: Final = 16
+"""Into how many segments the bound is divided: dropping the oldest costs this share of the past."""
+MAX_SEGMENTS: Final = 500
+"""More are left only by a process that restarts again and again."""
+RESERVE_SHARE: Final = 0.05
+MAX_RESERVE_BYTES: Final = 64 << 20
+"""The file system is short if less is free: 5% of it, at most 64 MiB. What else is on it needs the rest."""
+
+
+class _Found(NamedTuple):
+    number: int
+    name: str
+    size: int
+
+
+class SegmentFiles:
+    """The open segment of one process. Every method raises OSError."""
+
+    def __init__(self, directory: Path, *, max_bytes: int) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._directory_fd = -1
+        self._main_fd = -1
+        self._tail_fd = -1
+        self._number = 0
+        self._header_size = 0
+        self.total = 0
+        """Bytes of all segments in the directory."""
+        self._main_size = 0
+        self._tail_size = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._tail_fd >= 0
+
+    @property
+    def segment_is_full(self) -> bool:
+        return self._main_size > self._max_bytes // SEGMENTS
+
+    def open_segment(self, header: bytes) -> None:
+        """Begin a new segment in the directory, which is created."""
+        self.close()
+        try:
+            self._open_directory()
+            found = self._list()
+            self._number = max((each.number for each in found), default=0) + 1
+            self._make_room(2 * len(header), new_segment=True)
+            self._main_fd = self._create(f"samples-{self._number}{recording.SUFFIX}", header)
+            self._tail_fd = self._create(f"samples-{self._number}{recording.TAIL}{recording.SUFFIX}", header)
+        except OSError:
+            self.close()
+            raise
+        self._header_size = self._main_size = self._tail_size = len(header)
+        self.total += 2 * len(header)
+
+    def append_entry(self, frame: bytes) -> None:
+        """Append one entry to the group in progress."""
+        self._make_room(len(frame))
+        try:
+            _write(self._tail_fd, frame)
+        except OSError:
+            with contextlib.suppress(OSError):  # half a frame would be reported as damage
+                os.ftruncate(self._tail_fd, self._tail_size)
+            raise
+        self._tail_size += len(frame)
+        self.total += len(frame)
+
+    def complete_group(self, frame: bytes) -> None:
+        """Append the completed group and empty the tail."""
+        self._make_room(len(frame))
+        try:
+            _write(self._main_fd, frame)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._main_fd, self._main_size)
+            raise
+        self._main_size += len(frame)
+        self.total += len(frame) - (self._tail_size - self._header_size)
+        os.ftruncate(self._tail_fd, self._header_size)
+        self._tail_size = self._header_size
+
+    def lost(self) -> bool:
+        """True if the open files are no longer those of the directory: it was removed or replaced."""
+        try:
+            named = os.stat(
+                self._directory / f"samples-{self._number}{recording.TAIL}{recording.SUFFIX}", follow_symlinks=False
+            )
+            return not os.path.samestat(named, os.fstat(self._tail_fd))
+        except OSError:
+            return True
+
+    def device(self) -> int:
+        """st_dev of the directory, or of where it will be created."""
+        return os.stat(self._existing()).st_dev
+
+    def is_short(self) -> bool:
+        """True if the file system has no room for a recording."""
+        space = os.statvfs(self._existing())
+        free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+        return free < min(int(size * RESERVE_SHARE), MAX_RESERVE_BYTES)
+
+    def _existing(self) -> Path:
+        path = self._directory
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        return path
+
+    def close(self) -> None:
+        for fd in (self._main_fd, self._tail_fd, self._directory_fd):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self._main_fd = self._tail_fd = self._directory_fd = -1
+
+    def _open_directory(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._directory_fd = os.open(self._directory, flags)
+        except NotADirectoryError as error:
+            if self._directory.is_symlink():
+                raise OSError(errno.ELOOP, "a symbolic link, not a directory", str(self._directory)) from error
+            raise
+
+    def _create(self, name: str, header: bytes) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, 0o600, dir_fd=self._directory_fd)
+        try:
+            regular_files.refuse_special(os.fstat(fd), name)
+            _write(fd, header)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _list(self) -> list[_Found]:
+        """The segment files, oldest first; sets `total`."""
+        found = []
+        for name in os.listdir(self._directory_fd):
+            if match := recording.SEGMENT.match(name):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=self._directory_fd, follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        found.append(_Found(int(match[1]), name, status.st_size))
+        self.total = sum(each.size for each in found)
+        return sorted(found)
+
+    def _make_room(self, size: int, *, new_segment: bool = False) -> None:
+        """Remove the oldest segments until `size` more bytes fit."""
+        if self.total + size <= self._max_bytes and not new_segment:
+            return
+        found = [each for each in self._list() if new_segment or each.number != self._number]
+        while found and (self.total + size > self._max_bytes or len(found) > 2 * MAX_SEGMENTS):
+            oldest = found.pop(0)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(oldest.name, dir_fd=self._directory_fd)
+            self.total -= oldest.size
+        if self.total + size > self._max_bytes:
+            raise OSError(errno.EFBIG, f"one group needs more than the bound of {self._max_bytes} bytes")
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,374 @@
+"""A recorder is bounded, survives a kill and a full disk, and goes on where a killed process stopped."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.model import Note, Observation, Signal, SignalState
+from nodeagent.model.recording import RecordedSample, RecordingHeader
+from nodeagent.records.recording import open_recording
+from nodeagent.records.sample_recorder import LONG_S, SampleRecorder
+from tests.support import nodes, recorded_samples
+from tests.support.paths import REPOSITORY
+from tests.support.recorded_samples import HEADER
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def recorder(
+    directory: Path, *, max_bytes: int = 8 << 20, clock: Callable[[], float] = time.monotonic
+) -> SampleRecorder:
+    found = SampleRecorder(directory, max_bytes=max_bytes, header=lambda: HEADER, monotonic=clock)
+    found.start()
+    return found
+
+
+def recorded(directory: Path) -> list[RecordedSample]:
+    found = open_recording(directory)
+    samples = list(found.samples())
+    assert found.trouble == ()
+    return samples
+
+
+def settle(found: SampleRecorder, samples: int) -> None:
+    """Wait until the thread has taken all samples."""
+    until = time.monotonic() + 10
+    while found._queue.qsize() and time.monotonic() < until:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    assert found.counts().samples == samples
+
+
+def exact(count: int, *, start: int = 0, pods: int = 3) -> list[RecordedSample]:
+    return [recorded_samples.sample(start + index, pods=pods)._replace(exact=True) for index in range(count)]
+
+
+def test_samples_are_read_back_while_the_recorder_runs_and_after_it_stopped(tmp_path: Path) -> None:
+    found, samples = recorder(tmp_path / "samples"), exact(40)
+    for sample in samples:
+        found.record(sample)
+    settle(found, 40)
+    assert recorded(tmp_path / "samples") == samples
+    found.stop()
+    assert recorded(tmp_path / "samples") == samples
+    assert found.counts().failures == 0
+    assert found.notes() == ()
+
+
+def test_the_recording_stays_within_its_bound_and_keeps_the_newest(tmp_path: Path) -> None:
+    most = 1 << 20
+    found = recorder(tmp_path, max_bytes=most)
+    samples = exact(600, pods=60)
+    for index, sample in enumerate(samples):
+        moved = sample.snapshot.pods
+        views = tuple([view._replace(usage=nodes.usage(view.pod, os.urandom(1)[0] * nodes.MI)) for view in moved])
+        samples[index] = sample._replace(snapshot=sample.snapshot._replace(pods=views))
+        found.record(samples[index])
+        if index % 20 == 0:
+            settle(found, index + 1)
+            assert size_of(tmp_path) <= most
+    found.stop()
+    assert size_of(tmp_path) <= most
+    kept = recorded(tmp_path)
+    assert kept == samples[-len(kept) :]
+    assert len(kept) > 100
+
+
+def size_of(directory: Path) -> int:
+    return sum(each.stat().st_size for each in directory.iterdir())
+
+
+def test_a_restart_begins_a_segment_of_its_own_and_keeps_the_old_ones(tmp_path: Path) -> None:
+    samples = exact(30)
+    for part in (samples[:10], samples[10:20], samples[20:]):
+        found = recorder(tmp_path)
+        for sample in part:
+            found.record(sample)
+        found.stop()
+    assert recorded(tmp_path) == samples
+    assert len(open_recording(tmp_path).headers) == 1  # the same header three times
+
+
+_WRITES = """
+import sys, time
+from pathlib import Path
+from nodeagent.records.sample_recorder import SampleRecorder
+from tests.support import recorded_samples
+recorder = SampleRecorder(Path(sys.argv[1]), max_bytes=8 << 20, header=lambda: recorded_samples.HEADER)
+recorder.start()
+index = int(sys.argv[2])
+while True:
+    recorder.record(recorded_samples.sample(index)._replace(exact=True))
+    index += 1
+    print(index, flush=True)
+    while recorder._queue.qsize() > 4:
+        time.sleep(0.0005)
+"""
+
+
+def test_a_killed_process_loses_no_more_than_what_it_was_writing(tmp_path: Path) -> None:
+    begin = 0
+    for kill_after_s in (0.05, 0.11, 0.19):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WRITES, str(tmp_path), str(begin)],
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            text=True,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(kill_after_s)
+        process.kill()
+        end = int(process.communicate()[0].split()[-1])
+        found = open_recording(tmp_path)
+        numbers = [round(sample.at - nodes.NOW) for sample in found.samples()]
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] >= end - 8, "what the thread had not taken yet"
+        assert all("incomplete" in each for each in found.trouble)
+        begin = end + 100
+
+
+# --- what is recorded ------------------------------------------------------------------------------------------------
+
+
+def test_near_a_threshold_one_sample_a_second_is_due_and_after_a_while_every_second_one(tmp_path: Path) -> None:
+    found = SampleRecorder(tmp_path, max_bytes=1 << 20, header=lambda: HEADER)
+    sample = recorded_samples.sample(available=int(1.5 * nodes.GI))
+    found.record(sample)
+    now = sample.at
+    assert not found.due(sample.signals, now=now + 0.5)
+    assert found.due(sample.signals, now=now + 1.0)
+    found.record(moved(sample, LONG_S + 1))
+    assert not found.due(sample.signals, now=now + LONG_S + 2.0)
+    assert found.due(sample.signals, now=now + LONG_S + 3.0)
+
+
+def moved(sample: RecordedSample, by: float) -> RecordedSample:
+    return sample._replace(snapshot=sample.snapshot._replace(taken_at=sample.at + by))
+
+
+@pytest.mark.parametrize(("available", "samples"), [(int(1.5 * nodes.GI), 5), (4 * nodes.GI, 1)])
+def test_between_decisions_signals_near_a_threshold_are_recorded_once_a_second(
+    tmp_path: Path, available: int, samples: int
+) -> None:
+    found = recorder(tmp_path)
+    sample = recorded_samples.sample(available=available)
+    found.record(sample)
+    for step in range(1, 40):
+        at = sample.at + step / 10
+        node = nodes.snapshot(at=at, available={Signal.MEMORY: available - step * nodes.MI})
+        found.record_between(node)
+    found.stop()
+    read = recorded(tmp_path)
+    assert len(read) == min(samples, 4 if samples > 1 else 1) or len(read) == samples
+    assert all(each.snapshot.pods == read[0].snapshot.pods for each in read)
+    lowest = read[-1].snapshot.observations[Signal.MEMORY].available
+    assert lowest is not None
+    assert (lowest < available) == (samples > 1)
+
+
+def test_a_recorder_without_its_thread_drops_and_counts_and_the_rest_is_readable(tmp_path: Path) -> None:
+    found = SampleRecorder(tmp_path, max_bytes=8 << 20, header=lambda: HEADER)
+    samples = exact(100)
+    for sample in samples:
+        found.record(sample)
+    counts = found.counts()
+    assert (counts.samples, counts.dropped) == (64, 36)
+    found.start()
+    settle(found, 64)
+    found.record(exact(1, start=200)[0])
+    found.stop()
+    assert recorded(tmp_path) == [*samples[:64], exact(1, start=200)[0]]
+
+
+# --- a disk that is short --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "small"
+    directory.mkdir()
+    if os.geteuid() or subprocess.call(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(directory)]):
+        pytest.skip("cannot mount a tmpfs")
+    try:
+        yield directory
+    finally:
+        subprocess.check_call(["umount", "-l", str(directory)])
+
+
+def test_a_full_disk_keeps_samples_in_memory_until_it_has_space_again(small_disk: Path) -> None:
+    clock = Clock()
+    found = recorder(small_disk / "samples", clock=clock)
+    samples = exact(60)
+    for sample in samples[:20]:
+        found.record(sample)
+    settle(found, 20)
+    ballast = small_disk / "ballast"
+    fill(ballast)
+    clock.now += 31
+    for sample in samples[20:40]:
+        found.record(sample)
+    settle(found, 40)
+    assert [note.message for note in found.notes()] == [
+        "samples stay in memory: the recorder's file system is short of space"
+    ]
+    ballast.unlink()
+    clock.now += 31
+    for sample in samples[40:]:
+        found.record(sample)
+    settle(found, 60)
+    assert found.notes() == ()
+    assert recorded(small_disk / "samples") == samples
+    found.stop()
+    assert recorded(small_disk / "samples") == samples
+
+
+def fill(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        while True:
+            os.write(fd, bytes(4096))
+    except OSError:
+        os.close(fd)
+
+
+def test_a_disk_that_fills_during_a_write_loses_nothing(small_disk: Path) -> None:
+    clock = Clock()
+    found = recorder(small_disk / "samples", clock=clock)
+    samples = exact(60)
+    for sample in samples[:20]:
+        found.record(sample)
+    settle(found, 20)
+    ballast = small_disk / "ballast"
+    fill(ballast)
+    for sample in samples[20:40]:  # the free space is not read again yet
+        found.record(sample)
+    settle(found, 40)
+    assert found.counts().failures == 1
+    assert "No space left on device" in found.notes()[0].message
+    ballast.unlink()
+    clock.now += 31
+    for sample in samples[40:]:
+        found.record(sample)
+    found.stop()
+    assert recorded(small_disk / "samples") == samples
+
+
+def test_a_threshold_that_is_met_on_the_recorders_disk_keeps_samples_in_memory(tmp_path: Path) -> None:
+    found = recorder(tmp_path / "samples")
+    sample = recorded_samples.sample()
+    device = tmp_path.stat().st_dev
+    disk = Observation(Signal.NODEFS, 1, 100, sample.at, "", device=device)
+    short = sample._replace(signals=(sample.signals[0]._replace(observation=disk, state=SignalState.HARD),))
+    found.record(short)
+    settle(found, 1)
+    assert found.notes() == (
+        Note(found.notes()[0].kind, "samples stay in memory: the recorder's file system is below a threshold"),
+    )
+    assert not (tmp_path / "samples").exists()
+    found.stop()
+
+
+def test_a_directory_that_cannot_be_written_is_one_note(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    found = recorder(blocked / "samples")
+    for sample in exact(5):
+        found.record(sample)
+    settle(found, 5)
+    assert "Not a directory" in found.notes()[0].message
+    found.stop()
+
+
+def test_what_waits_in_memory_is_bounded(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    found = recorder(blocked / "samples")
+    for index in range(1500):
+        views = [nodes.view(f"pod-{number}", int.from_bytes(os.urandom(5))) for number in range(60)]
+        sample = recorded_samples.sample(index)
+        found.record(sample._replace(exact=True, snapshot=sample.snapshot._replace(pods=tuple(views))))
+        if index % 32 == 0:
+            settle(found, index + 1)
+    assert 0 < found.counts().memory_bytes <= 3 << 20
+    found.stop()
+
+
+# --- links and strangers ---------------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (tmp_path / "samples").symlink_to(target)
+    found = recorder(tmp_path / "samples")
+    found.record(recorded_samples.sample())
+    settle(found, 1)
+    assert "a symbolic link, not a directory" in found.notes()[0].message
+    found.stop()
+    assert list(target.iterdir()) == []
+
+
+def test_a_link_at_the_name_of_a_segment_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    directory = tmp_path / "samples"
+    directory.mkdir()
+    (directory / "samples-1.rec").symlink_to(victim)
+    (directory / "samples-1-tail.rec").symlink_to(victim)
+    found = recorder(directory)
+    found.record(recorded_samples.sample())
+    found.stop()
+    assert victim.read_text() == "precious"
+
+
+def test_other_files_in_the_directory_are_never_removed(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x" * (2 << 20))
+    (tmp_path / "samples-x.rec").write_text("y")
+    found = recorder(tmp_path, max_bytes=1 << 20)
+    for sample in exact(10):
+        found.record(sample)
+    found.stop()
+    assert (tmp_path / "notes.txt").exists()
+    assert (tmp_path / "samples-x.rec").exists()
+
+
+def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
+    clock = Clock()
+    directory = tmp_path / "samples"
+    found = recorder(directory, clock=clock)
+    samples = exact(20)
+    for sample in samples[:10]:
+        found.record(sample)
+    settle(found, 10)
+    for each in directory.iterdir():
+        each.unlink()
+    directory.rmdir()
+    clock.now += 31
+    for sample in samples[10:]:
+        found.record(sample)
+    found.stop()
+    assert recorded(directory) == samples
+
+
+def test_names_that_are_not_utf_8_are_recorded(tmp_path: Path) -> None:
+    found = recorder(tmp_path)
+    sample = recorded_samples.sample()
+    header: RecordingHeader = HEADER
+    assert header.node
+    views = (nodes.view("bad-\udcff"), *sample.snapshot.pods)
+    found.record(sample._replace(snapshot=sample.snapshot._replace(pods=views)))
+    found.stop()
+    assert recorded(tmp_path)[0].snapshot.pods[0].pod.name == "bad-\\udcff"
