@@ -153,6 +153,7 @@ def add_snapshot(commands: "argparse._SubParsersAction[Parser]") -> None:
         default="/",
         help="root of the host, for kernel and kubelet: the DaemonSet's /host",
     )
+    snapshot.add_argument("--html", metavar="PAGE", help="write what the file contains as a page with charts as well")
     snapshot.set_defaults(command="snapshot")
 
 

@@ -203,6 +203,8 @@ def _snapshot(options: Options) -> int:
 
     from nodeagent.commands import snapshot
 
+    if options.html is not None and "-" in (options.html, options.output):
+        raise _FailureError("--html: needs names for both files, the snapshot and the page", exit_codes.USAGE)
     loaded = _load_config(options.config)
     wall = time.time()
     try:
@@ -221,6 +223,10 @@ def _snapshot(options: Options) -> int:
             loaded,
             wall=wall,
         )
+        if options.html is not None:
+            from nodeagent.commands import snapshot_page
+
+            snapshot_page.write(written, options.html)
     except snapshot.SnapshotCommandError as error:
         raise _FailureError(str(error), error.kind) from error
     for each in written.manifest.missing:
