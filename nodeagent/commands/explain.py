@@ -53,6 +53,7 @@ class ExplainOptions(NamedTuple):
 class Source(NamedTuple):
     """Where decisions and samples come from."""
 
+    place: Path
     decisions: Sequence[RecordedDecision]
     recording: Recording | None
     """None: there are no samples."""
@@ -68,26 +69,28 @@ class Source(NamedTuple):
         return next((each.configuration for each in reversed(headers) if each.instance == instance), "")
 
 
-def open_source(place: Path, *, now: float) -> Source:
+def open_source(place: Path, *, now: float, samples_at: Path | None = None) -> Source:
     """Read the decisions of a state directory, a file of records, a recorder's directory or a snapshot file.
+
+    `samples_at`: the recorder's directory if it is not below the state directory.
 
     Raises:
         ExplainError: it does not exist, cannot be read, or is none of these.
     """
     try:
-        found: Recording | None = recording.open_recording(place)
+        found: Recording | None = recording.open_recording(samples_at or place)
         missing = ""
     except RecordingError as error:
         found, missing = None, str(error)
-    if found is not None and not (place / flight_recorder.DECISIONS_FILE).is_file():
+    if found is not None and samples_at is None and not (place / flight_recorder.DECISIONS_FILE).is_file():
         decisions = recorded_decisions.group(found.records())
     elif found is None and place.suffix in (".zip", recording.SUFFIX):
         raise ExplainError(missing)
     else:
         decisions = recorded_decisions.read_decisions(place)
     if found is not None and found.span is None:
-        missing = f"{place} has no samples"
-    return Source(decisions, found, missing, _end(place, found, decisions, now=now))
+        missing = f"{samples_at or place} has no samples"
+    return Source(place, decisions, found, missing, _end(place, found, decisions, now=now))
 
 
 def _end(place: Path, found: Recording | None, decisions: Sequence[RecordedDecision], *, now: float) -> float:
@@ -105,6 +108,9 @@ def show(source: Source, options: ExplainOptions, *, config: "Config | None") ->
 
     Raises ExplainError, OutputError.
     """
+    if options.id is not None and not source.decisions:
+        has = "no decision" if source.missing else "samples and no decision: `nodeagent replay` reads it"
+        raise ExplainError(f"{source.place}: has {has}")
     decisions = _recent(source, options.since)
     if options.owner and options.pod is not None:
         _show_owner(source, decisions, options, config)

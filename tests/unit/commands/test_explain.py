@@ -145,6 +145,15 @@ def test_options_that_do_not_fit_are_refused(
     assert message in error
 
 
+def test_samples_without_decisions_are_told_apart_from_nothing(
+    made: incident.Incident, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = made.directory / "samples" / "samples-1.rec"
+    assert "has samples and no decision" in fails(capsys, "last", "--recording", samples)[1]
+    (tmp_path / "decisions.jsonl").write_text("")
+    assert f"{tmp_path}: has no decision" in fails(capsys, "last", "--state-dir", tmp_path)[1]
+
+
 def test_a_pod_that_was_never_evicted_has_no_view_for_its_owner(
     snapshot: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
