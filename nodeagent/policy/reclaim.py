@@ -237,7 +237,6 @@ def attempt_page_cache(
     """Reclaim of page cache for memory thresholds that are met by page cache alone. No eviction waits for it.
     `good_samples`: see `ThresholdState`."""
     last = state.runs.get(page_cache.ACTION.name)
-    action = page_cache.action(last.result if last is not None else None, config=config)
     met = [
         verdict
         for signal in judged
@@ -245,6 +244,8 @@ def attempt_page_cache(
         if good_samples.get(effective_thresholds.stream_name(verdict.threshold), 0) >= config.startup.fresh_samples
         and page_cache.page_cache_only(snapshot, verdict)
     ]
+    hard = any(verdict.threshold.hard for verdict in met)
+    action = page_cache.action(last.result if last is not None else None, config=config, hard=hard)
     if not met or action is None or _busy(state, Signal.MEMORY) or not _interval_over(action, last, now=now):
         return ReclaimAttempt(state)
     if preconditions.snapshot_too_old(snapshot, now=now, config=config) or not page_cache.targets(

@@ -287,11 +287,20 @@ def test_a_soft_eviction_waits_for_nothing_that_cannot_help(model: MemoryModel, 
     ],
 )
 def test_the_pause_between_two_runs_depends_on_the_result(result: ReclaimResult, pause_s: float) -> None:
-    node = Node(hard(value=VALUE))
+    node = Node(soft(value=VALUE, grace_s=3600.0))
     first = node.decide(0, READER, figure=900 * MI, kernel=8 * GI)
     node.ended(first, 0.1, result)
     assert not node.decide(pause_s - 0.1, READER, figure=900 * MI, kernel=8 * GI).reclaims
     assert node.decide(pause_s + 0.1, READER, figure=900 * MI, kernel=8 * GI).reclaims
+
+
+@pytest.mark.parametrize(("figure", "pause_s"), [(900, 5.0), (600, 1.0)])
+def test_below_a_hard_threshold_pods_that_stalled_get_a_short_pause(figure: int, pause_s: float) -> None:
+    node = Node(hard(value=VALUE - 300 * MI), soft(value=VALUE, grace_s=3600.0))
+    first = node.decide(0, READER, figure=900 * MI, kernel=8 * GI)
+    node.ended(first, 0.1, ReclaimResult.STOPPED)
+    assert not node.decide(pause_s - 0.1, READER, figure=figure * MI, kernel=8 * GI).reclaims
+    assert node.decide(pause_s + 0.1, READER, figure=figure * MI, kernel=8 * GI).reclaims
 
 
 def test_no_second_run_starts_before_the_first_is_measured() -> None:
