@@ -3,8 +3,8 @@
 Promises:
 
 1. What the kubelet and the kernel did is as recorded: their samples, the memory of the node and the OOM kill.
-2. What nodeagent does is decided now, by `policy.engine` with the built-in defaults, on the samples that its flight
-   recorder stored in the second run. A changed policy changes the story.
+2. What nodeagent does is decided now, by `policy.engine` with the built-in defaults, on the samples that it
+   took in the second run. A changed policy changes the story.
 
 Theory of operation. `benchmarks/record_demo` lets the same pod grow twice in a virtual machine, without and with the
 agent, and writes two files. `incident.json` has what was seen from outside in both runs, in seconds since the pod began
@@ -40,7 +40,8 @@ from nodeagent.report.sections import BAD, DIM, GOOD, WARN
 
 DIRECTORY: Final = "recorded_incident"
 INSTANCE: Final = "demo"
-AFTER_S: Final = 6.0
+AFTER_S: Final = 4.0
+"""Shown after the last act."""
 KUBELET, KERNEL, AGENT, API = "kubelet", "kernel", "nodeagent", "API server"
 
 
@@ -114,6 +115,7 @@ def make_story(seen: Mapping[str, Any], decisions: list[Decided]) -> Story:
         hard=hard,
         soft=soft,
         kubelet=kubelet,
+        every_s=seen["kubelet"]["everySeconds"],
         began=alone["trace"][0][0],
         ended=_end(alone, beside),
         alone=_alone(alone, hard=hard, kubelet=kubelet),

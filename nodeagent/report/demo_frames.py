@@ -27,6 +27,7 @@ _MIN_CHART: Final = 24
 """With fewer columns for the chart, it has no labels."""
 _MOMENTS: Final = 3
 """Lines that the moments need before a chart gets a further row."""
+_ENDED: Final = " recording ended"
 _WHO: Final = 10
 _MARK: Final = "\u25bc"
 
@@ -106,6 +107,8 @@ def chart(story: Story, lane: Lane, *, at: float, width: int, rows: int) -> list
     bands = _bands(story, rows)
     for row in reversed(range(rows)):
         line = _row(story, values, bands[row])
+        if row == 0 and lane.curve[-1].at < at:
+            line = _note_end(line, _column(story, lane.curve[-1].at, len(values)) + 1, len(values))
         if labels:
             text, style = _label(story, bands[row])
             line.append(Cell(f" {text}", style))
@@ -179,6 +182,13 @@ def _row(story: Story, values: Sequence[int | None], band: tuple[int, int]) -> L
         else:
             line.append(Cell(letter, style))
     return line
+
+
+def _note_end(line: Line, ended: int, columns: int) -> Line:
+    """The row with a note where the recording has ended, if there is room for it."""
+    if ended + len(_ENDED) > columns:
+        return line
+    return [*cut(line, ended), Cell(_ENDED, DIM), Cell(" " * (columns - ended - len(_ENDED)))]
 
 
 def _letter(value: int | None, band: tuple[int, int]) -> str:

@@ -34,6 +34,7 @@ def _chart(story: Story, lane: Lane) -> Html:
         )
     ]
     marks = [
-        Mark(lane.began_wall + moment.at, moment.text, minor=moment.at != lane.acted_at) for moment in lane.moments
+        Mark(lane.began_wall + moment.at, f"{moment.who}: {moment.text}", minor=moment.at != lane.acted_at)
+        for moment in lane.moments
     ]
     return charts.time_chart(lane.name, [Line("MemAvailable", points), *limits], marks=marks, span=(ends[0], ends[1]))

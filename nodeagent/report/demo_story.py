@@ -98,6 +98,8 @@ class Story(NamedTuple):
     soft: int
     kubelet: int
     """Thresholds in bytes; the last one is the kubelet's."""
+    every_s: float
+    """Between two samples of the kubelet."""
     began: float
     ended: float
     alone: Lane
@@ -122,8 +124,9 @@ def headline(story: Story) -> str:
 def origin(story: Story) -> str:
     """Where it comes from."""
     return (
-        f"Recorded on {story.recorded} ({story.machine}). The kubelet's lane is as recorded; nodeagent's decisions are "
-        "computed now by its policy on the recorded samples."
+        f"Recorded on {story.recorded} in a virtual machine ({story.machine}). The kubelet is a program with its "
+        f"eviction loop: a sample every {story.every_s:g} s, hard threshold {_size(story.kubelet)}. nodeagent's "
+        "decisions are computed now by its policy on the recorded samples."
     )
 
 
