@@ -70,7 +70,7 @@ def write(options: SnapshotOptions, loaded: load.LoadedConfig, *, wall: float | 
         host = open_host(options.host_root)
     except Unreadable as error:
         raise SnapshotCommandError(f"--host-root: {error}", exit_codes.USAGE) from error
-    recorded, missing = _open(_place(options, loaded.config))
+    recorded, missing = _open(options, loaded.config)
     window, identity = _window(options, recorded)
     manifest = Manifest(
         node=_node(recorded, loaded.config),
@@ -121,7 +121,7 @@ def show_list(state_dir: str | None, config: Config) -> int:
                 Cell(units.format_amount(each.size, Unit.BYTES)),
                 Cell(wording.escape_terminal(str(each.path))),
             )
-            for each in kept_snapshots.listed(_recorder_directory(state_dir, config) / kept_snapshots.DIRECTORY)
+            for each in kept_snapshots.listed(kept_snapshots.directory_of(config, state_dir=state_dir))
         ]
     )
     standard_streams.write_output(text.render((Section("SNAPSHOTS", columns, rows),)) if rows else "no snapshots\n")
@@ -133,18 +133,12 @@ def default_name(node: str, *, wall: float) -> str:
     return f"nodeagent-{node or 'node'}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(wall))}.zip"
 
 
-def _recorder_directory(state_dir: str | None, config: Config) -> Path:
-    return Path(state_dir or config.state_dir)
-
-
-def _place(options: SnapshotOptions, config: Config) -> Path:
-    return Path(options.state_dir or config.state_dir)
-
-
-def _open(place: Path) -> tuple[Recording | None, tuple[str, ...]]:
+def _open(options: SnapshotOptions, config: Config) -> tuple[Recording | None, tuple[str, ...]]:
     """The recording, and why there is none. A snapshot without samples still has configuration and facts."""
     try:
-        return recording.open_recording(place), ()
+        if options.state_dir is None and config.recorder.dir:
+            return recording.open_recording(Path(config.recorder.dir), records=Path(config.state_dir)), ()
+        return recording.open_recording(Path(options.state_dir or config.state_dir)), ()
     except RecordingError as error:
         return None, (f"no samples and no decisions: {error}",)
 

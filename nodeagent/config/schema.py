@@ -365,6 +365,13 @@ class LoggingConfig(NamedTuple):
     """`json`, `console`, or `auto`: console on a terminal, otherwise JSON."""
 
 
+class SnapshotsConfig(NamedTuple):
+    max: Annotated[int, Range(0, 100)] = 5
+    """Most snapshot files that the agent keeps by itself; the oldest is removed. 0: it writes none."""
+    max_bytes: Annotated[Amount, AmountRule.SIZE] = Amount(20 << 20, None, "20Mi")
+    """Most bytes of all of them. In the default directory at most 4 MiB, whatever this is."""
+
+
 class RecorderConfig(NamedTuple):
     enabled: bool = True
     """Record samples of the node: every 10 s, and each second near a threshold (docs/recorder.md)."""
@@ -373,6 +380,9 @@ class RecorderConfig(NamedTuple):
     whatever `maxBytes` is. A directory on a disk survives a reboot. A symbolic link is refused."""
     max_bytes: Annotated[Amount, AmountRule.SIZE] = Amount(40 << 20, None, "40Mi")
     """Most bytes of the recording; the oldest samples are dropped. 110 pods need no more for a day."""
+    snapshots: SnapshotsConfig = SnapshotsConfig()
+    """Snapshot files that the agent writes after an eviction, a lost race and a refusal that lasted a minute, into
+    `snapshots` below `dir`, or below stateDir (docs/snapshot.md)."""
 
 
 class RequireStall(NamedTuple):

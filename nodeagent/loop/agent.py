@@ -352,6 +352,9 @@ class Agent:
         if now - self._status_at >= STATUS_EVERY_S:
             self._status_at = now
             self._runtime.notifier.status(decision_log.status(plan, snapshot))
+        if self._runtime.auto_snapshots is not None:
+            self._runtime.auto_snapshots.observe_plan(plan, now=now, wall=snapshot.wall_time)
+            self._runtime.auto_snapshots.step(now=now)
         self.oom_monitor.remember(plan, snapshot)
         self._live_page.remember(plan, snapshot, acts=self.acts)
         self._store.save(now=now, urgent=False)
@@ -381,6 +384,7 @@ class Agent:
             *runtime.brakes.take_notes(),
             *self._components.missing,
             *sample_recording.notes(runtime.sample_recorder),
+            *(runtime.auto_snapshots.notes if runtime.auto_snapshots is not None else ()),
             *((_storm_note(runtime.forks.rates(now)),) if runtime.forks.storm(now) else ()),
         )
 
@@ -406,6 +410,7 @@ class Agent:
             *runtime.other_oom_handlers(),
             *self.oom_monitor.notes(),
             *sample_recording.notes(runtime.sample_recorder),
+            *(runtime.auto_snapshots.notes if runtime.auto_snapshots is not None else ()),
         )
 
     def _counters(self) -> RuntimeCounters:

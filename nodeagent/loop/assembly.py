@@ -22,7 +22,7 @@ from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import credentials, node_identity
-from nodeagent.loop import observe, sample_recording, state_store
+from nodeagent.loop import auto_snapshots, observe, sample_recording, state_store
 from nodeagent.loop.agent import Agent
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.kubelet_watch import KubeletWatch
@@ -128,6 +128,9 @@ def build_agent(
     if store is not None and not host.recorded:
         facts = sample_recording.HeaderFacts(identity.name, saved.policy.instance, _boot_id(host), loaded)
         samples = sample_recording.open_recorder(facts, kubelet=lambda: builder.kubelet.latest.known)
+    snapshots = None
+    if samples is not None:
+        snapshots = auto_snapshots.open_snapshots(host, loaded, node=identity.name, log=log)
     runtime = Runtime(
         file=file,
         wakeup_sources=wakeup_sources,
@@ -141,6 +144,7 @@ def build_agent(
         store=store,
         recorder=recorder,
         sample_recorder=samples,
+        auto_snapshots=snapshots,
         lock=lock,
         standby=bool(other),
         restorable_until=recalled.restorable_until,

@@ -11,6 +11,7 @@ from nodeagent.actuators.session import Session
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.schema import Config
+from nodeagent.loop.auto_snapshots import AutoSnapshots
 from nodeagent.loop.kubelet_watch import KubeletWatch
 from nodeagent.loop.state_store import OomState
 from nodeagent.model import Note
@@ -76,6 +77,8 @@ class Runtime(NamedTuple):
     """The counters of OOM kills that an earlier process on this boot saw last."""
     sample_recorder: SampleRecorder | None = None
     """None without `recorder.enabled`, and for an agent that stores nothing."""
+    auto_snapshots: AutoSnapshots | None = None
+    """None without a recording, and without `recorder.snapshots`."""
     own_pod_uid: str = ""
     monotonic: Callable[[], float] = time.monotonic
     """The clock of the process. `boottime` is the host's, and that of a recorded node stands still."""

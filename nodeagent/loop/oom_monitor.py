@@ -94,6 +94,7 @@ class OomMonitor:
         self._metrics = metrics
         self._cache = cache
         self._latest = latest
+        self._snapshots = runtime.auto_snapshots
         self._kills: int | None = None
         """The counter at the last check."""
         self._ahead = 0
@@ -240,6 +241,8 @@ class OomMonitor:
         self._reports.append((report.at, node.wall_time, report))
         self._metrics.observe_oom_kills(report)
         self._decision_log.log_oom_kills(report)
+        if self._snapshots is not None:
+            self._snapshots.observe_oom(report, now=report.at, wall=node.wall_time)
         self._components().session.announce_oom_kills(report, pods)
         # Reported once, also if the agent is killed next.
         self._store.save(now=report.at, urgent=True)

@@ -34,7 +34,7 @@ def open_recorder(facts: HeaderFacts, *, kubelet: Callable[[], tuple[Threshold, 
     config = facts.loaded.config
     if not config.recorder.enabled:
         return None
-    began, configuration, system = time.time(), show.show(facts.loaded), os.uname()
+    began, configuration, system = time.time(), show.show(show.without_secrets(facts.loaded)), os.uname()
 
     def header() -> RecordingHeader:
         return RecordingHeader(

@@ -45,6 +45,7 @@ class NoteKind(enum.StrEnum):
     RECORDER = "recorder", "Samples are not stored on disk."
     RELIEF = "relief", "Predicted and measured relief of a plan."
     SELF_PROTECTION = "self-protection", "The process cannot protect itself, or uses its spare descriptors."
+    SNAPSHOTS = "snapshots", "The newest snapshot file that the agent wrote by itself, or why there is none."
     TAINTS = "taints", "Taints cannot be written."
     VOLUMES = "volumes", "Claims or volumes cannot be looked up."
     WAKE_UPS = "wake-ups", "A kernel event source is missing; the timer still samples."

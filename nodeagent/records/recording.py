@@ -360,12 +360,12 @@ class _SnapshotReader:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-def open_recording(path: Path) -> Recording:
-    """The recording in a recorder's directory, a state directory, one `.rec` file or a snapshot file. Raises
-    RecordingError."""
+def open_recording(path: Path, *, records: Path | None = None) -> Recording:
+    """The recording in a recorder's directory, a state directory, one `.rec` file or a snapshot file. The records of a
+    directory of samples are those of `records`, or beside it. Raises RecordingError."""
     try:
         if path.is_dir():
-            return _open_directory(path)
+            return _open_directory(path, records)
         with os.fdopen(regular_files.open_to_read(path), "rb") as file:
             start = file.read(len(recording_format.MAGIC))
             if start.startswith(b"PK"):
@@ -393,12 +393,13 @@ def _refuse_other_formats(path: Path, file: BinaryIO) -> None:
             raise RecordingError(f"{path}: {error}") from error
 
 
-def _open_directory(path: Path) -> Recording:
+def _open_directory(path: Path, given: Path | None) -> Recording:
     found = _segments([(each.name, _file(each)) for each in path.iterdir()])
     if not found and (path / DIRECTORY).is_dir():
         found = _segments([(each.name, _file(each)) for each in (path / DIRECTORY).iterdir()])
-    records = path if (path / flight_recorder.DECISIONS_FILE).exists() else path.parent
-    if not found and records is not path:
+    here = (path / flight_recorder.DECISIONS_FILE).exists()
+    records = given or (path if here else path.parent)
+    if not found and given is None and not here:
         raise RecordingError(f"{path}: no recording in this directory")
 
     def read() -> Iterator[dict[str, Any]]:

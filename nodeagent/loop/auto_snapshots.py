@@ -1,0 +1,209 @@
+"""Writes snapshot files by itself: after an eviction, a lost race and a refusal that lasted.
+
+Promises:
+
+1. Nothing here is in the way of a decision: the loop only compares values and starts a thread; the thread copies what
+   is stored already and decodes no sample.
+2. Number and bytes are bounded (`recorder.snapshots`), and there is at most one file in `EVERY_S`: events that come
+   sooner share the next file.
+3. A failure is a note and a log line, and the next event tries again.
+
+Theory of operation. An event is due some seconds later, so that the file also has what came of it. A refusal has lasted
+when every decision since `LASTED_S` refused to evict; it is written once, until a decision refuses nothing.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent import __version__
+from nodeagent.config.load import LoadedConfig
+from nodeagent.model import Note, NoteKind, OomReport, Plan
+from nodeagent.records import kept_snapshots, recording, snapshot_build, snapshot_documents
+from nodeagent.records.recording import RecordingError
+from nodeagent.records.snapshot_build import Window
+from nodeagent.records.snapshot_file import Manifest, SnapshotError
+from nodeagent.runtime import workers
+from nodeagent.sampling.hostfs.host import Host
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+EVERY_S: Final = 60.0
+LASTED_S: Final = 60.0
+"""A refusal for less is normal: rate limits, a pod that terminates, a slot of the zone."""
+EVICTION_DELAY_S: Final = 60.0
+"""The slowest release took 13 s; a second eviction may follow."""
+RACE_DELAY_S: Final = 2.0
+"""The node may not live longer."""
+MAX_BYTES_IN_MEMORY: Final = 4 << 20
+"""Of the default directory, which is usually a tmpfs and counts against the memory limit of the agent."""
+WRITE_LIMIT_S: Final = 60.0
+"""A copy of 40 MiB to a slow disk takes seconds."""
+
+EVICTION, REFUSAL, RACE_LOST = "eviction", "refusal", "race-lost"
+
+
+def open_snapshots(
+    host: Host, loaded: LoadedConfig, *, node: str, log: "FilteringBoundLogger"
+) -> "AutoSnapshots | None":
+    """The snapshots of the configuration; None if it wants none."""
+    config = loaded.config
+    limits = config.recorder.snapshots
+    if not limits.max:
+        return None
+    state_dir, on_disk = Path(config.state_dir), config.recorder.dir
+    max_bytes = limits.max_bytes.quantity or 0
+    place = Place(
+        samples=Path(on_disk) if on_disk else state_dir / recording.DIRECTORY,
+        records=state_dir,
+        directory=kept_snapshots.directory_of(config),
+        most=limits.max,
+        max_bytes=max_bytes if on_disk else min(max_bytes, MAX_BYTES_IN_MEMORY),
+    )
+    return AutoSnapshots(place, node=node, host=host, loaded=loaded, log=log)
+
+
+class Place(NamedTuple):
+    """Where the recording is, and where the files go."""
+
+    samples: Path
+    records: Path
+    """The state directory."""
+    directory: Path
+    most: int
+    max_bytes: int
+
+
+class _Due(NamedTuple):
+    reason: str
+    id: str
+    wall: float
+    """Of the event."""
+    at: float
+    """CLOCK_BOOTTIME from which the file is written."""
+
+
+class _Result(NamedTuple):
+    path: Path | None
+    size: int
+    trouble: str
+    due: _Due
+
+
+class AutoSnapshots:
+    """The snapshots of one agent."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        node: str,
+        host: Host,
+        loaded: LoadedConfig,
+        log: "FilteringBoundLogger",
+        start: Callable[[Callable[[], object]], bool] = lambda work: (
+            workers.start_thread(work, name="snapshot") is not None
+        ),
+    ) -> None:
+        """`start` runs a function in a thread of its own; False if there is no PID for one."""
+        self._place = place
+        self._node = node
+        self._host = host
+        self._loaded = loaded
+        self._log = log
+        self._start = start
+        self._due: _Due | None = None
+        self._refused_since: float | None = None
+        self._refusal_written = False
+        self._started_at = float("-inf")
+        self._running = False
+        self._result: _Result | None = None
+        self._note: tuple[Note, ...] = ()
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """The newest file, or why there is none."""
+        return self._note
+
+    def observe_plan(self, plan: Plan, *, now: float, wall: float) -> None:
+        """After each decision; `now` is CLOCK_BOOTTIME."""
+        if plan.victims:
+            self._request(_Due(EVICTION, plan.id, wall, now + EVICTION_DELAY_S))
+        if plan.victims or not plan.refusals:
+            self._refused_since, self._refusal_written = None, False
+        elif self._refused_since is None:
+            self._refused_since = now
+        elif now - self._refused_since >= LASTED_S and not self._refusal_written:
+            self._refusal_written = True
+            self._request(_Due(REFUSAL, plan.id, wall, now))
+
+    def observe_oom(self, report: OomReport, *, now: float, wall: float) -> None:
+        """After each report of OOM kills."""
+        if report.race is not None:
+            self._request(_Due(RACE_LOST, report.id, wall, now + RACE_DELAY_S))
+
+    def step(self, *, now: float) -> None:
+        """In each sync: report a finished file, start one that is due."""
+        if self._result is not None:
+            self._report(self._result)
+            self._result, self._running = None, False
+        due = self._due
+        if due is None or self._running or now < due.at or now - self._started_at < EVERY_S:
+            return
+        self._running, self._started_at, self._due = True, now, None
+        if not self._start(lambda: self._write(due)):
+            self._running, self._due = False, due  # in a minute again
+
+    def _request(self, due: _Due) -> None:
+        """A lost race comes first, and does not wait for what an eviction waits for."""
+        before = self._due
+        if before is None or (due.reason == RACE_LOST and before.reason != RACE_LOST):
+            self._due = due
+
+    def _report(self, result: _Result) -> None:
+        facts = {"reason": result.due.reason, "id": result.due.id}
+        if result.path is None:
+            self._log.warning("snapshot not written", trouble=result.trouble, once=result.trouble, **facts)
+            self._note = (Note(NoteKind.SNAPSHOTS, f"not written: {result.trouble}"),)
+        else:
+            self._log.info("snapshot written", file=str(result.path), bytes=result.size, **facts)
+            self._note = (Note(NoteKind.SNAPSHOTS, f"{result.due.reason} {result.due.id}: {result.path}"),)
+
+    # --- in the thread -----------------------------------------------------------------------------------------------
+
+    def _write(self, due: _Due) -> None:
+        place = self._place
+        try:
+            with workers.step(f"writing {place.directory}", limit_s=WRITE_LIMIT_S):
+                name = kept_snapshots.file_name(due.reason, due.id, wall=due.wall)
+                path, size = kept_snapshots.keep(
+                    place.directory,
+                    name,
+                    lambda file: self._build(file, due),
+                    most=place.most,
+                    max_bytes=place.max_bytes,
+                )
+                self._result = _Result(path, size, "", due)
+        except (SnapshotError, RecordingError) as error:
+            self._result = _Result(None, 0, str(error), due)
+        except OSError as error:
+            self._result = _Result(None, 0, f"{place.directory}: {error.strerror or error}", due)
+        except BaseException:
+            self._result = _Result(None, 0, f"{place.directory}: a defect of nodeagent", due)
+            raise
+
+    def _build(self, file: IO[bytes], due: _Due) -> None:
+        place, wall = self._place, time.time()
+        found = recording.open_recording(place.samples, records=place.records)
+        window = Window(due.wall - snapshot_build.BEFORE_S, None)
+        snapshot_build.build(
+            file,
+            name=due.reason,
+            recording=found,
+            documents=snapshot_documents.read_documents(self._host, self._loaded, found),
+            manifest=Manifest(self._node, __version__, wall, due.reason, due.id, window.since, wall),
+            window=window,
+            max_bytes=place.max_bytes,
+        )
