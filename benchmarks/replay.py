@@ -1,7 +1,8 @@
 """A week of samples: how long `nodeagent replay` and `nodeagent tune` take, and what each part costs for a sample.
 
 The recording has 110 pods at 1 Hz. Each second five pods change and every signal is read anew, and each day ends with a
-ramp of memory over a quarter of an hour. `--samples` shortens it; the last column is then the time of a week.
+ramp in which another pod takes all memory within a quarter of an hour. `--samples` shortens it; the last column is then
+the time of a week.
 
     python -m benchmarks.replay [--samples N]
 """
@@ -37,13 +38,14 @@ def samples(count: int) -> Iterator[RecordedSample]:
     chance = random.Random(19)
     base = nodes.snapshot(*[nodes.view(f"pod-{number}", 100 * MI, namespace="other") for number in range(PODS - 1)])
     pods = list(base.pods)
-    hog = nodes.view("hog", 50 * MI)
     for second in range(count):
         at = nodes.NOW + second
+        if second % DAY == 0:
+            hog = nodes.view(f"hog-{second // DAY}", 50 * MI)
         for number in chance.sample(range(PODS - 1), CHANGED):
             pods[number] = _with_memory(pods[number], 100 * MI + chance.randrange(20 * MI), at)
-        ramp = max(0, second % DAY - (DAY - RAMP_S)) * 7 * GI // RAMP_S
-        available = 8 * GI - ramp - chance.randrange(50 * MI)
+        ramp = max(0, second % DAY - (DAY - RAMP_S)) * 8 * GI // RAMP_S
+        available = max(0, 8 * GI - ramp - chance.randrange(50 * MI))
         yield RecordedSample(_snapshot(base, (*pods, _with_memory(hog, 50 * MI + ramp, at)), at, available, second))
 
 
