@@ -32,6 +32,8 @@ _ORDER: Final = (SignalState.HARD, SignalState.SOFT, SignalState.UNKNOWN, Signal
 _WIDE: Final = 100
 """Columns for curves; below `_NARROW` bars are left out as well."""
 _NARROW: Final = 64
+_TINY: Final = 52
+"""Below it the numbers stay whole and thresholds are left out."""
 _MIN_BAR, _MAX_BAR = 8, 24
 
 
@@ -91,15 +93,17 @@ class LiveView:
 
     def _signal_table(self, report: Report, signals: Iterable[SignalVerdict], width: int) -> "Table":
         table = _grid()
-        bars, curves = width >= _NARROW, width >= _WIDE
+        thresholds, bars, curves = width >= _TINY, width >= _NARROW, width >= _WIDE
         bar_width = max(_MIN_BAR, min(_MAX_BAR, width // 6))
         curve_width = max(12, width - bar_width - 72)
-        table.add_column("SIGNAL", no_wrap=True, overflow="ellipsis")
+        longest = None if thresholds else max(8, width - 20)
+        table.add_column("SIGNAL", no_wrap=True, overflow="ellipsis", max_width=longest)
         if bars:
             table.add_column("", no_wrap=True, width=bar_width)
-        table.add_column("AVAILABLE", justify="right", no_wrap=True)
-        table.add_column("THRESHOLD", no_wrap=True, overflow="ellipsis")
-        table.add_column("STATE", no_wrap=True)
+        table.add_column("AVAILABLE", justify="right", no_wrap=True, min_width=9)
+        if thresholds:
+            table.add_column("THRESHOLD", no_wrap=True, min_width=12)
+        table.add_column("STATE", no_wrap=True, min_width=7)
         if curves:
             table.add_column("LAST SAMPLES", no_wrap=True, width=curve_width)
         for verdict in signals:
@@ -113,7 +117,8 @@ class LiveView:
                 cells.append(_styled(sparkline.bar(share, bar_width, mark), style))
             cells.append(_styled(units.format_amount(None if available is None else round(available), unit)))
             threshold = "none" if leading is None else _threshold_text(leading.threshold.hard, leading.value, unit)
-            cells.append(_styled(threshold, "dim"))
+            if thresholds:
+                cells.append(_styled(threshold, "dim"))
             cells.append(_styled(str(verdict.state), style))
             if curves:
                 recent = list(self._values[verdict.signal])[-curve_width:]
