@@ -257,9 +257,11 @@ def _explain(options: Options) -> int:
     given = options.recording or options.state_dir
     config = None if given is not None and options.config is None else _load_config(options.config).config
     try:
-        source = explain.open_source(
-            Path(given if given is not None else getattr(config, "state_dir", "")), now=time.time()
-        )
+        if given is not None or config is None:
+            source = explain.open_source(Path(given or ""), now=time.time())
+        else:
+            elsewhere = Path(config.recorder.dir) if config.recorder.dir else None
+            source = explain.open_source(Path(config.state_dir), now=time.time(), samples_at=elsewhere)
         explain.show(
             source,
             explain.ExplainOptions(

@@ -77,6 +77,17 @@ def test_without_a_recording_it_says_so_and_prints_what_it_has(
     assert "no curves: " in only_records
 
 
+def test_the_recorders_own_directory_is_read_with_the_records_of_the_state_directory(
+    made: incident.Incident, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    incident.record(tmp_path)
+    config = tmp_path / "config.yaml"
+    recorder = f"recorder: {{dir: {made.directory / 'samples'}}}"
+    config.write_text(f"{incident.CONFIGURATION}stateDir: {tmp_path}\n{recorder}\n")
+    output = run(capsys, made.plan.id, "--config", config)
+    assert "THE 1m 26s BEFORE AND 2m 33s AFTER" in output
+
+
 def test_the_begin_of_the_curves_can_be_chosen(
     made: incident.Incident, snapshot: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
