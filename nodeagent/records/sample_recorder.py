@@ -176,6 +176,11 @@ class SampleRecorder:
         writer = self._writer
         return RecorderCounts(self._samples, self._dropped, writer.failures, writer.files.total, writer.memory_bytes)
 
+    @property
+    def idle(self) -> bool:
+        """True if the thread has taken every sample."""
+        return self._queue.empty()
+
     def stop(self) -> None:
         """Write what waits, at most for `STOP_S`."""
         try:
