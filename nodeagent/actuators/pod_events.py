@@ -40,11 +40,18 @@ class RankedVictim(NamedTuple):
     """None: it was not ranked for the resource that it is evicted for."""
 
 
-def with_rank(victim: Victim, plan: Plan | None) -> RankedVictim:
+def ranks_of(plan: Plan) -> dict[tuple[str, str], RankedPod]:
+    """The rank of each victim, by plan and UID. One that is evicted for another resource than the ranked one has
+    none."""
+    victims = {
+        victim.pod.uid for victim in plan.victims if not victim.limit and victim.threshold.signal is plan.ranked_for
+    }
+    return {(plan.id, each.view.pod.uid): each for each in plan.ranking if each.view.pod.uid in victims}
+
+
+def with_rank(victim: Victim, plan: Plan) -> RankedVictim:
     """The victim with its rank in this plan."""
-    if plan is None or victim.limit or plan.ranked_for is not victim.threshold.signal:
-        return RankedVictim(victim, None)
-    return RankedVictim(victim, next((each for each in plan.ranking if each.view.pod.uid == victim.pod.uid), None))
+    return RankedVictim(victim, ranks_of(plan).get((plan.id, victim.pod.uid)))
 
 
 def evicted(plan_id: str, ranked: RankedVictim, *, node: str) -> Iterator[KubernetesEvent]:

@@ -20,6 +20,7 @@ from nodeagent.actuators import api_writers, event_writer, oom_events, pod_event
 from nodeagent.actuators.api_writers import ApiWriters
 from nodeagent.actuators.conditions import ConditionConflict, OwnedCondition
 from nodeagent.actuators.event_writer import EventReason, KubernetesEvent
+from nodeagent.actuators.pod_events import RankedVictim
 from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import ClusterIdentity, Config, Mode
 from nodeagent.kube import identity_probe, kubelet_configz, node_identity, pod_decoder
@@ -43,6 +44,7 @@ from nodeagent.model import (
     Plan,
     Pod,
     PodView,
+    RankedPod,
     Refusal,
     RefusalCode,
     Tier,
@@ -61,6 +63,8 @@ a second instead of 50,000 (benchmarks/fleet.py)."""
 VOLUME_SPREAD_S: Final = 3.0
 """Longest wait before the first claim is looked up while no pressure is near."""
 _MAX_KILLS: Final = 20
+_MAX_RANKS: Final = 64
+"""Ranks of victims that are stored for their Events; a hard decision has at most five victims by default."""
 _CHANGE_REASONS: Final = {
     (ConditionType.MEMORY_PRESSURE, True): EventReason.NODE_HAS_INSUFFICIENT_MEMORY,
     (ConditionType.MEMORY_PRESSURE, False): EventReason.NODE_HAS_SUFFICIENT_MEMORY,
@@ -216,11 +220,11 @@ class ClusterSession:
         """Of the last `publish`."""
         self._taint_wanted_since: dict[ConditionType, float] = {}
         """When each wanted taint was first requested."""
-        self._announced: Plan | None = None
-        """The last plan with victims."""
-        self._unanswered: dict[tuple[str, str], pod_events.RankedVictim] = {}
+        self._ranks: dict[tuple[str, str], RankedPod] = {}
+        """Of the last victims, by plan and UID: a victim is handed over before its plan is announced."""
+        self._unanswered: dict[tuple[str, str], Victim] = {}
         """Victims without an outcome, by plan and UID."""
-        self._kills: list[tuple[str, pod_events.RankedVictim, float]] = []
+        self._kills: list[tuple[str, Victim, float]] = []
         """Plan id, victim and wall time of kills, whose Events are sent when the API server is reachable again."""
         self._thread = workers.make_thread(self._confirm, name="identity")
 
@@ -275,7 +279,8 @@ class ClusterSession:
         if writers.slots is not None and (soft or any(refusal.code.wants_slot for refusal in plan.refusals)):
             writers.slots.want()
         if plan.victims:
-            self._announced = plan
+            ranks = {**self._ranks, **pod_events.ranks_of(plan)}
+            self._ranks = dict(list(ranks.items())[-_MAX_RANKS:])
             resource = SIGNAL_TABLE[plan.victims[0].threshold.signal].resource
             self.emit_node_event(
                 EventReason.EVICTION_THRESHOLD_MET,
@@ -288,14 +293,13 @@ class ClusterSession:
         """Hand over a victim; `outcomes` returns what came of it."""
         if self._writers is None:
             raise RuntimeError("a plan has victims before the node's identity is confirmed")
-        self._unanswered[plan_id, victim.pod.uid] = pod_events.with_rank(victim, self._announced)
+        self._unanswered[plan_id, victim.pod.uid] = victim
         self._writers.evictions.submit(plan_id, victim)
 
     def announce_kill(self, plan_id: str, victim: Victim) -> None:
         """Store the Events of a kill until the API server is reachable again. The last 20 are stored; the flight
         recorder has all of them."""
-        kill = (plan_id, pod_events.with_rank(victim, self._announced), time.time())
-        self._kills = [*self._kills, kill][-_MAX_KILLS:]
+        self._kills = [*self._kills, (plan_id, victim, time.time())][-_MAX_KILLS:]
 
     def emit_node_event(self, reason: EventReason, note: str, *, action: str, plan_id: str = "") -> None:
         """Emit an Event on the Node; not in a dry run."""
@@ -324,13 +328,15 @@ class ClusterSession:
         if self._kills and self._transport.reach.unreachable_since is None:
             kills, self._kills = self._kills, []
             for plan_id, killed, at_wall in kills:
-                for event in pod_events.killed(plan_id, killed, node=node, at_wall=at_wall):
+                ranked = RankedVictim(killed, self._ranks.get((plan_id, killed.pod.uid)))
+                for event in pod_events.killed(plan_id, ranked, node=node, at_wall=at_wall):
                     writers.events.emit(event)
         outcomes = writers.evictions.take()
         for outcome in outcomes:
             victim = self._unanswered.pop((outcome.plan_id, outcome.pod_uid), None)
             if victim is not None and outcome.kind is OutcomeKind.ACCEPTED:
-                for event in pod_events.evicted(outcome.plan_id, victim, node=node):
+                ranked = RankedVictim(victim, self._ranks.get((outcome.plan_id, outcome.pod_uid)))
+                for event in pod_events.evicted(outcome.plan_id, ranked, node=node):
                     writers.events.emit(event)
         return outcomes
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.commands import cli
 from nodeagent.records import status_file
 from tests.fake_kube import Answer, ApiServer, RefusedError, Request, pod
 from tests.support.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
@@ -90,6 +91,37 @@ def test_a_hard_threshold_does_not_wait_and_asks_for_a_short_grace(
     [request] = api.sent("POST", "/eviction")
     assert request.body["deleteOptions"]["gracePeriodSeconds"] == 1
     assert agent.stop() == 0
+
+
+def test_the_owner_gets_an_event_and_explain_finds_the_request_that_would_have_kept_the_pod(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The decision of a real agent, repeated from its records with its configuration."""
+    kubepods.start(HOG, qos="burstable")
+    kubepods.start(CHILL, qos="besteffort")
+    agent = start_agent(**HARD)
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    kubepods.eat(HOG, 400)
+    assert api.wait_for(lambda: [r for r in api.sent("POST", "/events") if r.body["reason"] == "PodEvicted"], 30)
+    [event] = [r.body for r in api.sent("POST", "/events") if r.body["reason"] == "PodEvicted"]
+    assert event["regarding"] == {
+        "kind": "ReplicaSet",
+        "apiVersion": "apps/v1",
+        "name": "hog",
+        "uid": "uid-hog",
+        "namespace": "default",
+    }
+    assert event["note"].startswith(
+        "Pod hog was evicted from node lab-node because the node was low on memory. It used"
+    )
+    assert "more than its request of 50Mi." in event["note"]
+    kubepods.kill(HOG)
+    api.delete_pod("default", "hog")
+    assert agent.stop() == 0
+    assert cli.main(["explain", "--pod", "default/hog", "--owner", "--config", str(tmp_path / "nodeagent.yaml")]) == 0
+    output = capsys.readouterr().out
+    assert "Pod default/hog of ReplicaSet/hog\n" in output
+    assert re.search(r"^(A memory request of \d+(Mi|Gi) or more|No memory request, however high)", output, re.MULTILINE)
 
 
 def test_a_hog_that_claims_to_be_static_and_whose_cgroup_another_pod_claims_is_evicted(

@@ -2,6 +2,7 @@
 
 from nodeagent.actuators import pod_events
 from nodeagent.actuators.event_writer import MAX_NOTE_BYTES, KubernetesEvent
+from nodeagent.actuators.pod_events import RankedVictim
 from nodeagent.model import Owner, Plan, Signal
 from nodeagent.policy import engine, ranking
 from nodeagent.policy.state import initial
@@ -82,8 +83,7 @@ def test_a_kill_is_an_event_on_pod_and_owner_at_its_own_time() -> None:
 def test_a_rank_for_another_resource_is_not_quoted() -> None:
     plan = decided()
     assert pod_events.with_rank(plan.victims[0], plan._replace(ranked_for=Signal.PID)).ranked is None
-    assert pod_events.with_rank(plan.victims[0], None).ranked is None
-    _, event = pod_events.evicted("p", pod_events.with_rank(plan.victims[0], None), node="n")
+    _, event = pod_events.evicted("p", RankedVictim(plan.victims[0], None), node="n")
     assert event.note == "Pod db-0 was evicted from node n because the node was low on memory."
 
 

@@ -552,8 +552,8 @@ def test_the_owner_of_an_evicted_pod_has_an_event_that_outlives_the_pod(
     owner = Owner("ReplicaSet", "hog", "rs-hog")
     chosen = chosen._replace(pod=chosen.pod._replace(owner=owner))
     ranked = RankedPod(PodView(chosen.pod, None), 1, (), 3 << 30, 1 << 30, None)
-    agent.announce(plan(chosen)._replace(ranking=(ranked,)))
     agent.evict("run-7", chosen)
+    agent.announce(plan(chosen)._replace(ranking=(ranked,)))
     assert answer(agent).kind is OutcomeKind.ACCEPTED
     assert api.wait_for(lambda: {"Evicted", "PodEvicted"} <= set(events(api)), 30)
     event = events(api)["PodEvicted"]
