@@ -22,6 +22,8 @@ from tests.fake_kube import ApiServer, Json, Request, node_object, pod
 from tests.support.livenode import Run
 from tests.support.paths import REPOSITORY
 
+pytestmark = pytest.mark.timeout(300)
+
 
 def ready_node(image: str) -> Json:
     node: Json = node_object("node-1")
@@ -40,7 +42,7 @@ def run_suite(api: ApiServer, tmp_path: Path, suite: str = "test_cluster.py") ->
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         cwd=REPOSITORY,
     )
     assert finished.returncode == 0, finished.stdout[-4000:]

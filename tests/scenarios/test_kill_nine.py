@@ -100,9 +100,12 @@ def test_an_agent_killed_as(
     file = files.get(call.file, tmp_path / "state" / call.file)
     kubepods.start(HOG, qos="burstable")
     agent = _calm(api, start_agent, tmp_path, brake=call.brake)
+    # It stands still until the pod has grown: otherwise the kill may come at the save of slow changes, every 10 s.
+    agent.process.send_signal(signal.SIGSTOP)
     killer = _kill_at(call, file, agent.process.pid)
     try:
-        kubepods.eat(HOG, 400, to_the_end=False)
+        kubepods.eat(HOG, 400)
+        agent.process.send_signal(signal.SIGCONT)
         assert agent.process.wait(60) == -signal.SIGKILL, agent.events()
     finally:
         agent.kill()
@@ -207,6 +210,8 @@ def _calm(api: ApiServer, start_agent: StartAgent, directory: Path, *, brake: st
     agent = start_agent(**{**ACTING, "escalation": {**ACTING["escalation"], "brake": brake}})
     assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
     until((directory / "state" / "state").exists, "the first state")
+    waits_in = Path(f"/proc/{agent.process.pid}/wchan")
+    until(lambda: "epoll" in waits_in.read_text() or "ep_poll" in waits_in.read_text(), "the end of the first save")
     return agent
 
 

@@ -4,7 +4,7 @@ Promises:
 
 1. The tests of a module run in one worker, so that what they share is made once.
 2. What needs the machine to itself is one group: the virtual machine, and the tests that start agents and fill pods of
-   real cgroups, which would be pressure for each other.
+   real cgroups, which would be pressure for each other, with those that count every fork of the machine.
 3. The groups that take longest start first.
 4. The names of tests stay as they are without xdist, so that `--last-failed` finds them.
 """
@@ -17,6 +17,8 @@ GROUPS: Final = {
     "tests/vm/": "virtual machine",
     "tests/scenarios/": "agents",
     "tests/agent/": "agents",
+    "tests/unit/sampling/events/test_fork_meter.py": "agents",
+    "tests/unit/sampling/events/test_process_connector.py": "agents",
 }
 """The group of each directory whose tests do not run beside each other; the longest first."""
 
