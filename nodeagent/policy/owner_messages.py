@@ -56,5 +56,5 @@ def eviction_note(victim: Victim, ranked: RankedPod | None, *, node: str) -> str
     text = f"{cause} {usage_text(ranked.usage, ranked.request, signal)}"
     over = ranked.usage is not None and ranked.request is not None and ranked.usage > ranked.request
     if over and SIGNAL_TABLE[signal].unit is Unit.BYTES:
-        text += " Pods above their request are evicted before others of their QoS class."
+        text += " The scheduler reserves what a pod requests, and no more."
     return text

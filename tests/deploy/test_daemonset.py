@@ -81,6 +81,8 @@ NOT_MOUNTED: Final = {
     "/run/containerd/containerd.sock": "only asked whether it exists; the runtime's socket would be root on the node",
     "/run/crio/crio.sock": "as above",
     "/var/lib/containers/storage": "CRI-O: the comment at the volume describes the change",
+    "/sys/module/zswap/parameters/enabled": "a fact for people in recordings",
+    "/sys/module/zswap/parameters/max_pool_percent": "as above",
     "/etc/os-release": "only to recognise Talos, whose OOM handler has no process of its own",
     **dict.fromkeys(
         (*kubelet_config.USUAL_FILES, *kubelet_config.USUAL_DIRECTORIES),

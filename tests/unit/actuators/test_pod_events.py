@@ -40,7 +40,7 @@ def test_the_owner_learns_pod_node_reason_usage_and_request() -> None:
     assert owner.reason == "PodEvicted"
     assert owner.note == (
         "Pod db-0 was evicted from node node-1 because the node was low on memory. It used 3Gi of memory, 2.5Gi more "
-        "than its request of 512Mi. Pods above their request are evicted before others of their QoS class."
+        "than its request of 512Mi. The scheduler reserves what a pod requests, and no more."
     )
     assert owner.annotations["nodeagent.io/plan"] == "abc-1"
     assert owner.annotations["starved_resource"] == "memory"
