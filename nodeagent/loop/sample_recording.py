@@ -15,7 +15,7 @@ from nodeagent.records import recording
 from nodeagent.records.sample_recorder import RecorderCounts, SampleRecorder
 
 MAX_BYTES_IN_MEMORY: Final = 8 << 20
-"""Of the default directory, which is usually a tmpfs: it counts against the memory limit of the agent, 96 MiB in
+"""Of the default directory, which is usually a tmpfs: it counts against the memory limit of the agent, 128 MiB in
 daemonset.yaml."""
 
 

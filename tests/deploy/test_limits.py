@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
 PODS: Final = 110
 """What a kubelet runs at most by default."""
-MOST: Final = 0.6
-"""Share of the memory limit. Measured: 0.34 of it; a fresh node charges the agent's own files as well, some 20 MiB
-(tests/vm/test_container.py)."""
+MOST: Final = 0.45
+"""Share of the memory limit. Measured: 0.26 of it; a fresh node charges the agent's own files as well, some 20 MiB
+(tests/vm/test_container.py), and a command of `kubectl exec` beside it takes some 30 MiB more."""
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ class GoServer(ApiServer):
 
 @pytest.mark.parametrize("bulk", BULKY)
 def test_thirty_pods_of_more_than_a_megabyte_cost_hardly_more_memory_than_one(bulk: str, tmp_path: Path) -> None:
-    """A list of 34 MiB and more: under the manifest's limit of 96 MiB, of which the agent needs half."""
+    """A list of 34 MiB and more: in a quarter of the manifest's limit."""
     pods = [pod(f"p{n}", **BULKY[bulk]) for n in range(30)]
     with GoServer(node="lab-node", pods=pods) as api:
         kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
