@@ -2,39 +2,44 @@
 
 Promises:
 
-1. The tests of a module run in one worker, so that what they share is made once.
-2. What needs the machine to itself is one group: the virtual machine, and the tests that start agents and fill pods of
-   real cgroups, which would be pressure for each other, with those that count every fork of the machine.
+1. The tests of a module run in one worker, so that what they share is made once. Only tests/vm/test_service.py is two
+   groups, for its two machines.
+2. What would disturb each other is one group: the tests that start agents and fill pods of real cgroups, with those
+   that count every fork of the machine; those in one virtual machine. One group builds the DaemonSet's image.
 3. The groups that take longest start first.
 4. The names of tests stay as they are without xdist, so that `--last-failed` finds them.
 """
 
+import re
 from typing import Any, Final
 
 import pytest
 
-GROUPS: Final = {
-    "tests/vm/": "virtual machine",
-    "tests/scenarios/": "agents",
-    "tests/agent/": "agents",
-    "tests/unit/sampling/events/test_fork_meter.py": "agents",
-    "tests/unit/sampling/events/test_process_connector.py": "agents",
-}
-"""The group of each directory whose tests do not run beside each other; the longest first."""
+GROUPS: Final = (
+    (
+        re.compile(r"tests/vm/test_(container|daemonset_ramps)\.py|tests/vm/.*(newer_machine|\[systemd 257)"),
+        "newer machine",
+    ),
+    (re.compile(r"tests/vm/"), "older machine"),
+    (
+        re.compile(r"tests/(agent|scenarios)/|tests/unit/sampling/events/test_(fork_meter|process_connector)\.py"),
+        "agents",
+    ),
+)
+"""The group of the tests whose names match: the first that does."""
+LONGEST_FIRST: Final = ("older machine", "agents", "newer machine")
 
 
 def group_of(nodeid: str) -> str:
     """The tests of one group run in one worker, in their order."""
-    for directory, group in GROUPS.items():
-        if nodeid.startswith(directory):
-            return group
-    return nodeid.partition("::")[0]
+    module = nodeid.partition("::")[0]
+    return next((group for pattern, group in GROUPS if pattern.match(nodeid)), module)
 
 
 def rank(nodeid: str) -> int:
     """When the group of a test starts: the lowest first."""
-    ranks = (rank for rank, directory in enumerate(GROUPS) if nodeid.startswith(directory))
-    return next(ranks, len(GROUPS))
+    group = group_of(nodeid)
+    return LONGEST_FIRST.index(group) if group in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> object:

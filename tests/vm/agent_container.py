@@ -44,12 +44,22 @@ QOS_SLICES: Final = {
 """CPU shares that a kubelet gives them: the node's CPUs, the sum of the requests, the minimum."""
 
 
+def build_image(scratch: Path) -> Built:
+    """The image, below `scratch`."""
+    return build(REPOSITORY / "Dockerfile", base=base_root(cache_folder()), scratch=scratch)
+
+
+def unpack_image(machine: Machine, built: Built) -> None:
+    """Copy the image to BUNDLE in the machine."""
+    machine.copy(built.root, BUNDLE, timeout_s=180)
+    machine.run(f"mv {BUNDLE}/{built.root.name} {BUNDLE}/rootfs && mkdir -p /run/nodeagent")
+
+
 def install_image(machine: Machine, scratch: Path) -> Built:
     """The image, unpacked in the machine at BUNDLE. What is made below `scratch` is removed again."""
     try:
-        built = build(REPOSITORY / "Dockerfile", base=base_root(cache_folder()), scratch=scratch)
-        machine.copy(built.root, BUNDLE, timeout_s=180)
-        machine.run(f"mv {BUNDLE}/{built.root.name} {BUNDLE}/rootfs && mkdir -p /run/nodeagent")
+        built = build_image(scratch)
+        unpack_image(machine, built)
     finally:
         shutil.rmtree(scratch)
     return built

@@ -1,5 +1,6 @@
-"""One machine for the whole suite, with the project as docs/bare-metal.md installs it; a newer one for the unit."""
+"""Two machines for the whole suite, an older and a newer one, with the project as docs/bare-metal.md installs it."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ import pytest
 
 from tests.fake_kube import ApiServer
 from tests.support.paths import REPOSITORY
+from tests.vm import agent_container
+from tests.vm.dockerfile import Built
 from tests.vm.image import NEWER, OLDER, Image, Suite, image, why_not
 from tests.vm.machine import Machine, booted
 from tests.vm.ramps import NODE, Node
@@ -60,11 +63,19 @@ def machine(bare_machine: Machine, wheel: Path) -> Machine:
     return as_node(bare_machine, wheel)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def newer_machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[Machine]:
     """A node with a newer kernel, systemd and Python."""
     with booted(image_of(NEWER), tmp_path_factory.mktemp("vm")) as machine:
         yield as_node(machine, wheel)
+
+
+@pytest.fixture(scope="session")
+def agent_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """The DaemonSet's image, built from the Dockerfile."""
+    scratch = tmp_path_factory.mktemp("image")
+    yield agent_container.build_image(scratch)
+    shutil.rmtree(scratch)
 
 
 @pytest.fixture(scope="module")

@@ -221,6 +221,7 @@ def _install_dependencies(root: Path, suite: Suite) -> None:
         "pip",
         "install",
         "--quiet",
+        "--no-compile",
         f"--target={root}/opt/nodeagent/lib/python{suite.python}/site-packages",
         f"--python-version={suite.python}",
         "--only-binary=:all:",
@@ -229,6 +230,8 @@ def _install_dependencies(root: Path, suite: Suite) -> None:
         "--platform=manylinux2014_x86_64",
         *dependencies(),
     )
+    # By its own Python: the service cannot write there, and compiling takes long in an emulated machine.
+    _step("chroot", str(root), "/opt/nodeagent/bin/python", "-m", "compileall", "-q", "/opt/nodeagent/lib")
 
 
 def _step(*command: str) -> None:

@@ -31,9 +31,10 @@ TROUBLE: Final = re.compile(r"not provably|Permission denied|Operation not permi
 
 
 @pytest.fixture(scope="module")
-def image(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Built:
+def image(machine: Machine, agent_image: Built) -> Built:
     """The image, unpacked in the machine at BUNDLE."""
-    return agent_container.install_image(machine, tmp_path_factory.mktemp("image"))
+    agent_container.unpack_image(machine, agent_image)
+    return agent_image
 
 
 def run_contained(

@@ -13,6 +13,7 @@ from tests.fake_kube import ApiServer
 from tests.support.manifests import Document, document_of, with_brake
 from tests.vm import agent_container
 from tests.vm.agent_container import CPU_SHARES, MEMORY_LIMIT, AgentContainer
+from tests.vm.dockerfile import Built
 from tests.vm.machine import Machine
 from tests.vm.ramps import NODE, Node, Ramp
 
@@ -37,10 +38,10 @@ def node(newer_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def agent(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentContainer]:
-    image = agent_container.install_image(node.machine, tmp_path_factory.mktemp("image"))
+def agent(node: Node, agent_image: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentContainer]:
+    agent_container.unpack_image(node.machine, agent_image)
     kubeconfig = node.api.kubeconfig(tmp_path_factory.mktemp("kubeconfig") / "kubeconfig").read_text(encoding="utf-8")
-    made = AgentContainer(node.machine, image, node.api, kubeconfig, node=NODE)
+    made = AgentContainer(node.machine, agent_image, node.api, kubeconfig, node=NODE)
     yield made
     made.close()
 

@@ -95,7 +95,7 @@ def test_without_swappiness_a_pod_that_could_be_swapped_out_is_left_out(machine:
         assert memory(machine, pod)["swap.current"] == 0
 
 
-def test_with_swappiness_no_anonymous_memory_is_swapped_out(newer_machine: Machine) -> None:
+def test_with_swappiness_no_anonymous_memory_is_swapped_out_on_the_newer_machine(newer_machine: Machine) -> None:
     machine = newer_machine
     with swap(machine), pod_with_page_cache(machine) as pod:
         before = memory(machine, pod)
