@@ -9,7 +9,8 @@ Promises:
 
 Theory of operation. Every process begins a segment with a new number: `samples-N.rec` for completed groups,
 `samples-N-tail.rec` for the group in progress. A completed group is appended first, then the tail is truncated; a
-reader counts a group that is in both once. Nothing is flushed to the device: a crash of the machine may cost the last
+reader counts a group that is in both once. No file stays open for writing, so that the file system can be mounted
+read-only at any time. Nothing is flushed to the device: a crash of the machine may cost the last
 half minute, which the checksums show.
 """
 
@@ -39,15 +40,14 @@ class _Found(NamedTuple):
 
 
 class SegmentFiles:
-    """The open segment of one process. Every method raises OSError."""
+    """The segment of one process. Every method raises OSError."""
 
     def __init__(self, directory: Path, *, max_bytes: int) -> None:
         self._directory = directory
         self._max_bytes = max_bytes
         self._directory_fd = -1
-        self._main_fd = -1
-        self._tail_fd = -1
         self._number = 0
+        self._tail_version: os.stat_result | None = None
         self._header_size = 0
         self.total = 0
         """Bytes of all segments in the directory."""
@@ -56,7 +56,7 @@ class SegmentFiles:
 
     @property
     def is_open(self) -> bool:
-        return self._tail_fd >= 0
+        return self._tail_version is not None
 
     @property
     def segment_is_full(self) -> bool:
@@ -70,8 +70,8 @@ class SegmentFiles:
             found = self._list()
             self._number = max((each.number for each in found), default=0) + 1
             self._make_room(2 * len(header), new_segment=True)
-            self._main_fd = self._create(f"samples-{self._number}{recording.SUFFIX}", header)
-            self._tail_fd = self._create(f"samples-{self._number}{recording.TAIL}{recording.SUFFIX}", header)
+            self._create(self._main, header)
+            self._tail_version = self._create(self._tail, header)
         except OSError:
             self.close()
             raise
@@ -81,38 +81,32 @@ class SegmentFiles:
     def append_entry(self, frame: bytes) -> None:
         """Append one entry to the group in progress."""
         self._make_room(len(frame))
-        try:
-            _write(self._tail_fd, frame)
-        except OSError:
-            with contextlib.suppress(OSError):  # half a frame would be reported as damage
-                os.ftruncate(self._tail_fd, self._tail_size)
-            raise
+        self._append(self._tail, frame, size=self._tail_size)
         self._tail_size += len(frame)
         self.total += len(frame)
 
     def complete_group(self, frame: bytes) -> None:
         """Append the completed group and empty the tail."""
         self._make_room(len(frame))
-        try:
-            _write(self._main_fd, frame)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._main_fd, self._main_size)
-            raise
+        self._append(self._main, frame, size=self._main_size)
         self._main_size += len(frame)
         self.total += len(frame) - (self._tail_size - self._header_size)
-        os.ftruncate(self._tail_fd, self._header_size)
+        fd = self._open(self._tail)
+        try:
+            os.ftruncate(fd, self._header_size)
+        finally:
+            os.close(fd)
         self._tail_size = self._header_size
 
     def lost(self) -> bool:
-        """True if the open files are no longer those of the directory: it was removed or replaced."""
+        """True if the segment is no longer in the directory: one of them was removed or replaced."""
+        if self._tail_version is None:
+            return True
         try:
-            named = os.stat(
-                self._directory / f"samples-{self._number}{recording.TAIL}{recording.SUFFIX}", follow_symlinks=False
-            )
-            return not os.path.samestat(named, os.fstat(self._tail_fd))
+            named = os.stat(self._directory / self._tail, follow_symlinks=False)
         except OSError:
             return True
+        return not os.path.samestat(named, self._tail_version)
 
     def device(self) -> int:
         """st_dev of the directory, or of where it will be created."""
@@ -131,11 +125,40 @@ class SegmentFiles:
         return path
 
     def close(self) -> None:
-        for fd in (self._main_fd, self._tail_fd, self._directory_fd):
-            if fd >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
-        self._main_fd = self._tail_fd = self._directory_fd = -1
+        """Forget the segment; the next one gets a new number."""
+        if self._directory_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._directory_fd)
+        self._directory_fd, self._tail_version = -1, None
+
+    @property
+    def _main(self) -> str:
+        return f"samples-{self._number}{recording.SUFFIX}"
+
+    @property
+    def _tail(self) -> str:
+        return f"samples-{self._number}{recording.TAIL}{recording.SUFFIX}"
+
+    def _open(self, name: str, flags: int = 0) -> int:
+        flags |= os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, 0o600, dir_fd=self._directory_fd)
+        try:
+            regular_files.refuse_special(os.fstat(fd), name)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _append(self, name: str, data: bytes, *, size: int) -> None:
+        fd = self._open(name)
+        try:
+            _write(fd, data)
+        except OSError:
+            with contextlib.suppress(OSError):  # half a frame would be reported as damage
+                os.ftruncate(fd, size)
+            raise
+        finally:
+            os.close(fd)
 
     def _open_directory(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -147,16 +170,13 @@ class SegmentFiles:
                 raise OSError(errno.ELOOP, "a symbolic link, not a directory", str(self._directory)) from error
             raise
 
-    def _create(self, name: str, header: bytes) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(name, flags, 0o600, dir_fd=self._directory_fd)
+    def _create(self, name: str, header: bytes) -> os.stat_result:
+        fd = self._open(name, os.O_CREAT | os.O_EXCL)
         try:
-            regular_files.refuse_special(os.fstat(fd), name)
             _write(fd, header)
-        except OSError:
+            return os.fstat(fd)
+        finally:
             os.close(fd)
-            raise
-        return fd
 
     def _list(self) -> list[_Found]:
         """The segment files, oldest first; sets `total`."""
