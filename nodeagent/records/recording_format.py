@@ -41,6 +41,8 @@ sample in it, and a damaged byte costs all of it."""
 WHOLE_SHARE: Final = 2
 """A group also lasts until its changes have this many times the size of its first, whole sample."""
 GROUP_SAMPLES: Final = 1800
+MAX_ENTRY_BYTES: Final = 4 << 20
+"""Of one sample. As values of Python it needs up to 75 times as much."""
 MAX_DAMAGES: Final = 256
 """After so many damaged parts the rest of a file is not read: searching further would take minutes."""
 
@@ -141,6 +143,8 @@ def _sequence_change(old: tuple[Any, ...], new: tuple[Any, ...]) -> Any:
     if len(positions) != len(old):
         return [new]
     sources = [positions.get(_identity(item), -1) for item in new]
+    if _repeats(sources):
+        return [new]
     changes = {}
     for index, (source, item) in enumerate(zip(sources, new, strict=True)):
         if source < 0:
@@ -148,6 +152,12 @@ def _sequence_change(old: tuple[Any, ...], new: tuple[Any, ...]) -> Any:
         elif item != old[source]:
             changes[index] = change_between(old[source], item)
     return [sources, changes]
+
+
+def _repeats(sources: list[int]) -> bool:
+    """Whether an old item has several places. A reader refuses that: a few bytes could else make millions of items."""
+    moved = [each for each in sources if each >= 0]
+    return len(set(moved)) != len(moved)
 
 
 def _identity(item: Any) -> Any:
@@ -181,10 +191,18 @@ def _rearranged(raw: Any, change: list[Any]) -> list[Any]:
     if type(raw) is not list or len(change) != 2 or type(change[0]) is not list or type(change[1]) is not dict:
         raise MismatchError("no change of this version")
     sources, changes = change
-    if not all(type(each) is int and each < len(raw) for each in sources):
-        raise MismatchError("a change of an item that does not exist")
+    check_sources(sources, len(raw), len(changes))
     items = [None if each < 0 else raw[each] for each in sources]
     return with_change(items, changes)  # type: ignore[no-any-return]
+
+
+def check_sources(sources: list[Any], old: int, changed: int) -> None:
+    """Raises MismatchError unless each place has an old item of its own, one of `old`, or a new one, at most
+    `changed`."""
+    if len(sources) > old + changed or not all(type(each) is int and each < old for each in sources):
+        raise MismatchError("a change of an item that does not exist")
+    if _repeats(sources):
+        raise MismatchError("an item in two places")
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -207,12 +225,16 @@ class Encoder:
         return b"%s%d %08x %s\n" % (MAGIC, VERSION, header_checksum(b"%d" % VERSION, text), text)
 
     def entry(self, sample: RecordedSample, before: RecordedSample | None) -> bytes:
-        """The sample as a change of the one before, or whole. Raises OverflowError for a number over 64 bits."""
+        """The sample as a change of the one before, or whole. Raises OverflowError for a number over 64 bits, and for
+        an entry that no reader takes."""
         change = [sample] if before is None else change_between(before, sample) if sample != before else {}
         try:
-            return self._encode(change)
+            data = self._encode(change)
         except UnicodeEncodeError:
-            return self._encode(utf8.writable(change))
+            data = self._encode(utf8.writable(change))
+        if len(data) > MAX_ENTRY_BYTES:
+            raise OverflowError(f"a sample of more than {MAX_ENTRY_BYTES >> 20} MiB")
+        return data
 
     def single(self, entry: bytes, *, group: int, position: int, wall: float) -> bytes:
         """The frame of one entry of the group in progress."""
@@ -317,7 +339,7 @@ def _frame_at(file: BinaryIO, position: int, size: int, *, verify: bool) -> tupl
         return None, "incomplete"
     mark, checksum = _CRC.unpack_from(head)
     frame = Frame._make((*_FRAME.unpack_from(head, _CRC.size), position + _FRAME_BYTES))
-    if mark != _MARK or max(frame.size, frame.unpacked) > MAX_GROUP_BYTES:
+    if mark != _MARK or max(frame.size, frame.unpacked) > MAX_GROUP_BYTES or frame.samples > GROUP_SAMPLES:
         return None, "damaged"
     if frame.offset + frame.size > size:
         return None, "incomplete"
@@ -369,6 +391,8 @@ def raw_entries(file: BinaryIO, frame: Frame) -> Iterator[memoryview]:
         if position + 4 > len(data):
             raise FormatError("has fewer entries than it should have")
         (length,) = _SIZE.unpack_from(data, position)
+        if length > MAX_ENTRY_BYTES:
+            raise FormatError(f"has an entry of more than {MAX_ENTRY_BYTES >> 20} MiB")
         position += 4 + length
         if position > len(data):
             raise FormatError("has fewer entries than it should have")

@@ -183,8 +183,9 @@ def _sequence(item: Change) -> Change:
         if type(raw) is list and len(raw) == 1 and type(raw[0]) is list:
             return tuple([item(_ABSENT, [each]) for each in raw[0]])
         if type(raw) is list and len(raw) == 2 and type(raw[0]) is list and type(raw[1]) is dict:
-            if old is _ABSENT or not all(type(each) is int and each < len(old) for each in raw[0]):
+            if old is _ABSENT:
                 raise MismatchError("a change of an item that does not exist")
+            recording_format.check_sources(raw[0], len(old), len(raw[1]))
             changed = _items_changed([_ABSENT if each < 0 else old[each] for each in raw[0]], raw[1])
             if _ABSENT in changed:
                 raise MismatchError("an item is missing")

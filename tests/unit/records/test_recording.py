@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.model import DiskLayout, Pod, PodView, Signal
+from nodeagent.model import DiskLayout, NodeSnapshot, Pod, PodView, Signal
 from nodeagent.model.recording import RecordedSample
 from nodeagent.records import recording, recording_format, recording_shape
 from nodeagent.records.recording import RecordingError, open_recording, write_recording
 from nodeagent.records.recording_format import Encoder
 from tests.support import nodes, recorded_samples
 from tests.support.recorded_samples import HEADER
+
+PODS = NodeSnapshot._fields.index("pods")
 
 
 def written(directory: Path, samples: list[RecordedSample]) -> Path:
@@ -241,7 +243,15 @@ def test_values_of_wrong_types_are_reported(tmp_path: Path, change: object) -> N
 def test_a_change_of_what_does_not_exist_is_reported(tmp_path: Path) -> None:
     encoder = Encoder()
     first = recorded_samples.sample()
-    for change in ({99: 1}, {-1: 1}, {"a": 1}, {0: {0: {0: 1}}}, {0: [[5], {}]}, {0: {3: {"other": 1}}}):
+    for change in (
+        {99: 1},
+        {-1: 1},
+        {"a": 1},
+        {0: {0: {0: 1}}},
+        {0: [[5], {}]},
+        {0: {3: {"other": 1}}},
+        {0: {PODS: [[0, 0], {}]}},
+    ):
         path = tmp_path / "wrong.rec"
         frames = [encoder.entry(first, None), msgspec.msgpack.encode(change)]
         singles = [encoder.single(each, group=0, position=n, wall=0.0) for n, each in enumerate(frames)]
@@ -249,6 +259,35 @@ def test_a_change_of_what_does_not_exist_is_reported(tmp_path: Path) -> None:
         found = open_recording(path)
         assert list(found.samples()) == [first]
         assert found.trouble, change
+
+
+def test_a_few_bytes_make_no_more_than_a_few_samples_and_values(tmp_path: Path) -> None:
+    first = Encoder().entry(recorded_samples.sample(pods=1), None)
+    many_pods = msgspec.msgpack.encode({0: {PODS: [[0] * 100_000, {}]}})
+    no_pods = msgspec.msgpack.encode({0: {PODS: [[-1] * 100_000, {}]}})
+    empty_lists = b"\xdd" + (8 << 20).to_bytes(4, "big") + b"\x90" * (8 << 20)
+    for entries, samples in (
+        ([first, many_pods], 1),
+        ([first, no_pods], 1),
+        ([empty_lists], 0),
+        ([first] + [msgspec.msgpack.encode({})] * recording_format.GROUP_SAMPLES, 0),
+    ):
+        path = tmp_path / "small.rec"
+        frame = Encoder().packed(entries, group=0, first_wall=0.0, last_wall=0.0, level=9)
+        path.write_bytes(Encoder().header(HEADER) + frame)
+        tracemalloc.start()
+        for read in (open_recording(path).samples, open_recording(path).snapshots):
+            assert len(list(read())) == samples
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+        tracemalloc.stop()
+
+
+def test_pods_with_the_same_uid_are_read_back(tmp_path: Path) -> None:
+    first = recorded_samples.sample(pods=2)
+    pod = first.snapshot.pods[0]
+    twice = first._replace(snapshot=first.snapshot._replace(pods=(pod, pod, pod)))
+    found = open_recording(written(tmp_path, [first, twice, first]))
+    assert (list(found.samples()), found.trouble) == ([first, twice, first], ())
 
 
 def test_what_is_no_recording_gives_one_clear_error(tmp_path: Path) -> None:
