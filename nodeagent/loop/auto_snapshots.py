@@ -6,7 +6,8 @@ Promises:
    is stored already and decodes no sample.
 2. Number and bytes are bounded (`recorder.snapshots`), and there is at most one file in `EVERY_S`: events that come
    sooner share the next file.
-3. A failure is a note and a log line, and the next event tries again.
+3. Nothing is written to a file system that is short of space or below a threshold.
+4. A failure is a note and a log line, and the next event tries again.
 
 Theory of operation. An event is due some seconds later, so that the file also has what came of it. A refusal has lasted
 when every decision since `LASTED_S` refused to evict; it is written once, until a decision refuses nothing.
@@ -20,7 +21,14 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple
 from nodeagent import __version__
 from nodeagent.config.load import LoadedConfig
 from nodeagent.model import Note, NoteKind, OomReport, Plan
-from nodeagent.records import kept_snapshots, recording, snapshot_build, snapshot_documents
+from nodeagent.records import (
+    kept_snapshots,
+    recording,
+    sample_recorder,
+    segment_files,
+    snapshot_build,
+    snapshot_documents,
+)
 from nodeagent.records.recording import RecordingError
 from nodeagent.records.snapshot_build import Window
 from nodeagent.records.snapshot_file import Manifest, SnapshotError
@@ -121,6 +129,7 @@ class AutoSnapshots:
         self._running = False
         self._result: _Result | None = None
         self._note: tuple[Note, ...] = ()
+        self._short_devices: frozenset[int] = frozenset()
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -129,6 +138,7 @@ class AutoSnapshots:
 
     def observe_plan(self, plan: Plan, *, now: float, wall: float) -> None:
         """After each decision; `now` is CLOCK_BOOTTIME."""
+        self._short_devices = sample_recorder.short_devices(plan.signals)
         if plan.victims:
             self._request(_Due(EVICTION, plan.id, wall, now + EVICTION_DELAY_S))
         if plan.victims or not plan.refusals:
@@ -177,6 +187,10 @@ class AutoSnapshots:
         place = self._place
         try:
             with workers.step(f"writing {place.directory}", limit_s=WRITE_LIMIT_S):
+                if segment_files.device_of(place.directory) in self._short_devices:
+                    raise SnapshotError(f"{place.directory}: its file system is below a threshold")
+                if segment_files.is_short(place.directory, further=place.max_bytes):
+                    raise SnapshotError(f"{place.directory}: its file system is short of space")
                 name = kept_snapshots.file_name(due.reason, due.id, wall=due.wall)
                 path, size = kept_snapshots.keep(
                     place.directory,

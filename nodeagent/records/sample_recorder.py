@@ -224,15 +224,7 @@ class _Writer:
 
     def observe_disks(self, signals: tuple[SignalVerdict, ...]) -> None:
         """The devices whose disk signal is below a threshold. Called by the loop."""
-        self._short_devices = frozenset(
-            [
-                each.observation.device
-                for each in signals
-                if each.state in (SignalState.SOFT, SignalState.HARD)
-                and each.signal in DISK_SIGNALS
-                and each.observation.device is not None
-            ]
-        )
+        self._short_devices = short_devices(signals)
 
     def add(self, entry: _Entry) -> None:
         if entry.first and self._entries:
@@ -303,6 +295,19 @@ class _Writer:
         except OSError as error:
             return f"samples stay in memory: {error.filename or 'recorder'}: {error.strerror}"
         return ""
+
+
+def short_devices(signals: tuple[SignalVerdict, ...]) -> frozenset[int]:
+    """The devices whose disk signal is below a threshold: nothing is written there."""
+    return frozenset(
+        [
+            each.observation.device
+            for each in signals
+            if each.state in (SignalState.SOFT, SignalState.HARD)
+            and each.signal in DISK_SIGNALS
+            and each.observation.device is not None
+        ]
+    )
 
 
 def _with_observation(verdict: SignalVerdict, node: NodeSnapshot) -> SignalVerdict:

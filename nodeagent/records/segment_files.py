@@ -110,19 +110,11 @@ class SegmentFiles:
 
     def device(self) -> int:
         """st_dev of the directory, or of where it will be created."""
-        return os.stat(self._existing()).st_dev
+        return device_of(self._directory)
 
     def is_short(self) -> bool:
         """True if the file system has no room for a recording."""
-        space = os.statvfs(self._existing())
-        free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
-        return free < min(int(size * RESERVE_SHARE), MAX_RESERVE_BYTES)
-
-    def _existing(self) -> Path:
-        path = self._directory
-        while not path.exists() and path != path.parent:
-            path = path.parent
-        return path
+        return is_short(self._directory)
 
     def close(self) -> None:
         """Forget the segment; the next one gets a new number."""
@@ -202,6 +194,24 @@ class SegmentFiles:
             self.total -= oldest.size
         if self.total + size > self._max_bytes:
             raise OSError(errno.EFBIG, f"one group needs more than the bound of {self._max_bytes} bytes")
+
+
+def device_of(directory: Path) -> int:
+    """st_dev of the directory, or of where it will be created. Raises OSError."""
+    return os.stat(_existing(directory)).st_dev
+
+
+def is_short(directory: Path, *, further: int = 0) -> bool:
+    """True if the file system of the directory has not the reserve and `further` bytes. Raises OSError."""
+    space = os.statvfs(_existing(directory))
+    free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+    return free < min(int(size * RESERVE_SHARE), MAX_RESERVE_BYTES) + further
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
 
 
 def _write(fd: int, data: bytes) -> None:

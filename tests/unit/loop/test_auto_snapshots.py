@@ -10,7 +10,17 @@ import structlog
 from nodeagent.config import load
 from nodeagent.loop import auto_snapshots
 from nodeagent.loop.auto_snapshots import AutoSnapshots, Place
-from nodeagent.model import LostRace, OomReport, Plan, RaceLoss, Refusal, RefusalCode
+from nodeagent.model import (
+    LostRace,
+    Observation,
+    OomReport,
+    Plan,
+    RaceLoss,
+    Refusal,
+    RefusalCode,
+    Signal,
+    SignalState,
+)
 from nodeagent.records import kept_snapshots, recording
 from nodeagent.records.recording import open_recording
 from nodeagent.sampling.hostfs.host import open_host
@@ -126,6 +136,41 @@ def test_a_refusal_is_written_once_when_it_has_lasted_a_minute(
     assert started.works == []
     observe(auto, REFUSING, 1070.0)
     assert len(started.works) == 1
+
+
+def test_nothing_is_written_to_a_file_system_below_a_threshold_until_that_has_passed(
+    auto: AutoSnapshots, started: Started, place: Place, tmp_path: Path
+) -> None:
+    disk = Observation(Signal.NODEFS, 1, 100, 0.0, "", device=tmp_path.stat().st_dev)
+    verdict = recorded_samples.sample().signals[0]._replace(observation=disk, state=SignalState.HARD)
+    observe(auto, EVICTING._replace(signals=(verdict,)), 100.0)
+    observe(auto, CALM._replace(signals=(verdict,)), 160.0)
+    started.run()
+    observe(auto, CALM, 170.0)
+    assert auto.notes[0].message == f"not written: {place.directory}: its file system is below a threshold"
+    assert not place.directory.exists()
+    observe(auto, EVICTING, 300.0)
+    observe(auto, CALM, 360.0)
+    started.run()
+    assert reasons(place) == ["eviction"]
+
+
+def test_nothing_is_written_to_a_file_system_that_is_short(place: Place, started: Started, tmp_path: Path) -> None:
+    log = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
+    auto = AutoSnapshots(
+        place._replace(max_bytes=1 << 60),
+        node="node-1",
+        host=open_host(str(tmp_path)),
+        loaded=load.defaults(),
+        log=log,
+        start=started,
+    )
+    auto.observe_oom(RACE, now=10.0, wall=nodes.WALL)
+    observe(auto, CALM, 12.0)
+    started.run()
+    observe(auto, CALM, 13.0)
+    assert auto.notes[0].message == f"not written: {place.directory}: its file system is short of space"
+    assert not place.directory.exists()
 
 
 def test_there_is_at_most_one_a_minute(auto: AutoSnapshots, started: Started) -> None:
