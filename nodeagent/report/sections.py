@@ -1,7 +1,8 @@
 """The report as sections of text, independent of colours, widths and terminals.
 
 `text.py` aligns the sections for a pipe, `terminal.py` draws them in colour. Every cell with text from outside this
-program (names, paths, messages) has passed `wording.escape_terminal`.
+program (names, paths, messages) has passed `wording.escape_terminal`; both do that with every text once more, because
+in a recording from a stranger also a number's text or a resource is what the file says.
 """
 
 from collections.abc import Iterable, Sequence

@@ -36,6 +36,25 @@ def test_the_last_sample_is_reported_and_marked(recorded: Path, capsys: pytest.C
     assert lines[1].startswith("OK node-1: ")
 
 
+def test_no_text_of_a_recording_moves_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = recorded_samples.sample()
+    (verdict,), (stall,) = sample.signals, sample.snapshot.stalls
+    threshold = verdict.thresholds[0]
+    amount = threshold.threshold.value._replace(text="1Gi\x1b[2J\nOK n1")
+    forged = threshold._replace(threshold=threshold.threshold._replace(value=amount))
+    path = tmp_path / "samples-1.rec"
+    snapshot = sample.snapshot._replace(stalls=(stall._replace(resource="memory\x1b]0;x\x07\n"),))
+    signals = (verdict._replace(thresholds=(forged,)),)
+    recording.write_recording(path, recorded_samples.HEADER, [sample._replace(snapshot=snapshot, signals=signals)])
+    for color in ("never", "always"):
+        cli.main(["check", "--recording", str(path), "--color", color])
+        printed = capsys.readouterr().out
+        assert r"1Gi\x1b[2J\x0aOK n1" in printed
+        assert r"memory\x1b]0;x\x07\x0a" in printed
+        assert "\x1b[2J" not in printed
+        assert "\x1b]0" not in printed
+
+
 def test_the_json_has_the_recording_and_follows_the_schema(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, "--recording", recorded)
     assert str(found["recording"]).startswith(f"{recorded}: recorded at 2027-01-15T08:01:59.000Z")
