@@ -9,6 +9,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from nodeagent.sampling.hostfs.host import Unreadable, open_host
 
 STANDARD_OUTPUT: Final = "-"
 LAST: Final = "last"
+MAX_NODE_CHARS: Final = 200
+_NO_PART_OF_A_NAME: Final = re.compile(r"[^A-Za-z0-9.-]")
 
 
 class SnapshotCommandError(Exception):
@@ -45,7 +48,7 @@ class SnapshotOptions(NamedTuple):
     """The options of the command line."""
 
     output: str | None = None
-    """None: `default_name` in the working directory."""
+    """None: `default_name` in the working directory, without the node's name if there are pseudonyms."""
     around: str | None = None
     since: float | None = None
     """Epoch seconds."""
@@ -82,7 +85,7 @@ def write(options: SnapshotOptions, loaded: load.LoadedConfig, *, wall: float | 
         until=window.until,
         missing=missing,
     )
-    output = options.output or default_name(manifest.node, wall=wall)
+    output = options.output or default_name("" if options.pseudonyms else manifest.node, wall=wall)
     line = ProgressLine()
     try:
         with _target(output, force=options.force) as file:
@@ -129,8 +132,9 @@ def show_list(state_dir: str | None, config: Config) -> int:
 
 
 def default_name(node: str, *, wall: float) -> str:
-    """`nodeagent-NODE-20261124T190000Z.zip`, in the working directory."""
-    return f"nodeagent-{node or 'node'}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(wall))}.zip"
+    """`nodeagent-NODE-20261124T190000Z.zip`, in the working directory: a recording may name its node `../x`."""
+    name = _NO_PART_OF_A_NAME.sub("_", node)[:MAX_NODE_CHARS] or "node"
+    return f"nodeagent-{name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(wall))}.zip"
 
 
 def _open(options: SnapshotOptions, config: Config) -> tuple[Recording | None, tuple[str, ...]]:

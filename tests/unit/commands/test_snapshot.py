@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.commands import cli, exit_codes
+from nodeagent.commands import cli, exit_codes, snapshot
 from nodeagent.config import load
 from nodeagent.model import Outcome, OutcomeKind
 from nodeagent.records import recording
@@ -207,6 +207,19 @@ def test_the_default_name_has_the_node_and_the_time(
     name = capsys.readouterr().out.strip()
     assert re.fullmatch(r"nodeagent-node-17\.emea\.contoso\.example-\d{8}T\d{6}Z\.zip", name)
     assert (tmp_path / name).exists()
+
+
+def test_the_default_name_has_no_name_of_the_node_with_pseudonyms(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("--state-dir", state, "--pseudonyms")
+    assert re.fullmatch(r"nodeagent-node-\d{8}T\d{6}Z\.zip", capsys.readouterr().out.strip())
+
+
+def test_a_recorded_name_of_the_node_is_no_path() -> None:
+    assert snapshot.default_name("../../etc/\x1bx", wall=0.0) == "nodeagent-.._.._etc__x-19700101T000000Z.zip"
+    assert len(snapshot.default_name("n" * 5000, wall=0.0)) < 255
 
 
 def test_standard_output_is_a_pipe(state: Path) -> None:
