@@ -166,17 +166,19 @@ class Machine:
         self.run(f"mkdir -p $(dirname {quoted}) && cat >{quoted} && chmod {mode:o} {quoted}", stdin=data)
 
     def copy(self, source: Path, target: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
-        """Copies a file or a directory of the host into the machine's directory `target`."""
-        packed = subprocess.run(
-            ["tar", "-C", str(source.parent), "-cf", "-", source.name],
-            check=True,
-            capture_output=True,
-            timeout=timeout_s,
-        )
+        """Copies a file or a directory of the host into the machine's directory `target`.
+
+        Not through SSH, which an emulated processor decrypts at 8 MB a second.
+        """
         quoted = shlex.quote(target)
-        self.run(
-            f"mkdir -p {quoted} && tar -C {quoted} -xf - --no-same-owner", stdin=packed.stdout, timeout_s=timeout_s
-        )
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(timeout_s)
+            sender = threading.Thread(target=_send, args=(server, source), daemon=True)
+            sender.start()
+            stream = f"/dev/tcp/{HOST_LOOPBACK}/{server.getsockname()[1]}"
+            unpack = f"mkdir -p {quoted} && tar -C {quoted} -xf - --no-same-owner <{stream}"
+            self.run(["bash", "-c", unpack], timeout_s=timeout_s)
+            sender.join()
 
     def sleep(self, seconds: int) -> None:
         """Suspends the machine to memory (ACPI S3) for so long; its clock wakes it. (`freeze` nothing here ends.)
@@ -253,6 +255,14 @@ def _qemu_command(image: Image, *, memory_mib: int, cpus: int, imagefs: Path, ss
         *("-device", "virtio-net-pci,netdev=uplink,romfile="),
         "-no-reboot",
     ]
+
+
+def _send(server: socket.socket, source: Path) -> None:
+    """Sends a file or a directory to the first client. One that gets less than all of it reports that."""
+    with contextlib.suppress(OSError), server.accept()[0] as connection:
+        subprocess.run(
+            ["tar", "-C", str(source.parent), "-cf", "-", source.name], stdout=connection.fileno(), check=False
+        )
 
 
 def _free_port() -> int:

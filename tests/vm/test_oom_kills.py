@@ -37,6 +37,16 @@ DRY_RUN: Final = {
     "protection": {"minimumAge": "0s"},
 }
 
+WORK: Final = {
+    "own": "eat 300",
+    "child": "breed 300",
+    "group": "breed 300",
+    "pod": "eat 300",
+    "vanished": "eat 300",
+    "gone": "eat 300",
+}
+"""The pods that are killed in turn, and what each does then."""
+
 
 class Logged(NamedTuple):
     """A kill as the kernel logged it."""
@@ -116,8 +126,7 @@ def started(cast: Cast, name: str, work: str) -> Container:
         f"systemd-run --quiet --collect --scope --slice={pod.slice} --unit={sandbox} sleep 1000 >/dev/null 2>&1 & "
         f"mkdir /sys/fs/cgroup{container} && cat /sys/fs/cgroup{pod.cgroup}/*{pod.container_id}*/cgroup.procs "
         f">/sys/fs/cgroup{container}/cgroup.procs; "
-        f"timeout 30 sh -c 'until test -s /sys/fs/cgroup{pod.cgroup}/{sandbox}/cgroup.procs; do sleep 0.1; done'; "
-        "sleep 3"
+        f"timeout 30 sh -c 'until grep -q . /sys/fs/cgroup{pod.cgroup}/{sandbox}/cgroup.procs; do sleep 0.1; done'"
     )
     return Container(pod, container, identity)
 
@@ -158,8 +167,10 @@ def test_kills_by_a_limit_are_attributed(kills: Kills, request: pytest.FixtureRe
     node, machine, mode = kills.node, kills.machine, request.node.callspec.id
     with node.cast() as cast:
         cast.add(start_pod(machine, "chill", work="hold 20 1"))
+        pods = {name: started(cast, name, work) for name, work in WORK.items()}
+        machine.run("sleep 12")  # a calm agent reads the pods every 10 s
 
-        made = started(cast, "own", "eat 300")
+        made = pods["own"]
         limit(machine, made.cgroup)
         begin(machine, made)
         own = report(f"{mode}: container limit", *kills.wait("container limit"))
@@ -168,7 +179,7 @@ def test_kills_by_a_limit_are_attributed(kills: Kills, request: pytest.FixtureRe
         assert own["names"] == (["python3"] if with_log else [])
 
         # The container survives.
-        made = started(cast, "child", "breed 300")
+        made = pods["child"]
         limit(machine, made.cgroup)
         begin(machine, made)
         child = report(f"{mode}: child process", *kills.wait("child process"))
@@ -177,7 +188,7 @@ def test_kills_by_a_limit_are_attributed(kills: Kills, request: pytest.FixtureRe
         assert machine.run(f"cat /sys/fs/cgroup{made.cgroup}/cgroup.procs").stdout.split()
 
         # As a kubelet sets it.
-        made = started(cast, "group", "breed 300")
+        made = pods["group"]
         limit(machine, made.cgroup)
         machine.run(f"echo 1 >/sys/fs/cgroup{made.cgroup}/memory.oom.group")
         begin(machine, made)
@@ -186,13 +197,13 @@ def test_kills_by_a_limit_are_attributed(kills: Kills, request: pytest.FixtureRe
         assert group["number"] >= 2
         assert group["group"]
 
-        made = started(cast, "pod", "eat 300")
+        made = pods["pod"]
         limit(machine, made.pod.cgroup)
         begin(machine, made)
         whole = report(f"{mode}: pod limit", *kills.wait("pod limit"))
         assert (whole["number"], whole["pods"], whole["causes"]) == (1, ["shop/pod"], ["pod-limit"])
 
-        made = started(cast, "vanished", "eat 300")
+        made = pods["vanished"]
         limit(machine, made.cgroup)
         machine.run(
             f"cd /sys/fs/cgroup{made.cgroup}; pid=$(cat cgroup.procs); cd ..; kill -USR1 $pid; "
@@ -202,7 +213,7 @@ def test_kills_by_a_limit_are_attributed(kills: Kills, request: pytest.FixtureRe
         assert (gone["number"], gone["pods"], gone["causes"]) == (1, ["shop/vanished"], ["container-limit"])
         assert gone["containers"] == [made.identity[:12]]
 
-        made = started(cast, "gone", "eat 300")
+        made = pods["gone"]
         limit(machine, made.cgroup)
         machine.run(
             f"cd /sys/fs/cgroup{made.cgroup}; pid=$(cat cgroup.procs); cd /; kill -USR1 $pid; "
