@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.report import sections
+from nodeagent.report import sections, wording
 from nodeagent.report.sections import Cell, Column, Section
-from nodeagent.report.wording import escape_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -112,7 +111,7 @@ def _line(line: Sequence[Cell]) -> "Text":
 
     text = Text(no_wrap=True, overflow="crop")
     for cell in line:
-        text.append(escape_terminal(cell.text), style=_STYLES[cell.style])
+        text.append(wording.escape_terminal(cell.text), style=_STYLES[cell.style])
     return text
 
 
@@ -124,7 +123,7 @@ def _parts(section: Section, width: int) -> Iterable["RenderableType"]:
     if section.rows:
         yield from _table(section, width)
     for line in section.lines:
-        yield Text(escape_terminal(line.text), style=_STYLES[line.style])
+        yield Text(wording.escape_terminal(line.text), style=_STYLES[line.style])
 
 
 def _table(section: Section, width: int) -> Iterable["RenderableType"]:
@@ -196,7 +195,7 @@ def _folded(section: Section, widths: list[int], width: int) -> list[int]:
 def _text(cell: Cell, *, bars: bool) -> "Text":
     from rich.text import Text
 
-    text = Text(escape_terminal(cell.text), style=_STYLES[cell.style])
+    text = Text(wording.escape_terminal(cell.text), style=_STYLES[cell.style])
     if cell.share is None or not bars:
         return text
     filled = round(min(1.0, cell.share) * _BAR_WIDTH)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from nodeagent.report import wording
 from nodeagent.report.sections import Section
-from nodeagent.report.wording import escape_terminal
 
 _GAP = "  "
 
@@ -15,10 +15,10 @@ def render(sections: Iterable[Section]) -> str:
 
 def _lines(section: Section) -> Iterable[str]:
     if section.title:
-        yield escape_terminal(section.title)
+        yield wording.escape_terminal(section.title)
     if section.rows:
         table = [[column.title for column in section.columns]]
-        table.extend([escape_terminal(cell.text) for cell in row] for row in section.rows)
+        table.extend([wording.escape_terminal(cell.text) for cell in row] for row in section.rows)
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         aligned = [
             (str.rjust if column.right else str.ljust, width)
@@ -28,4 +28,4 @@ def _lines(section: Section) -> Iterable[str]:
             padded = [align(text, width) for text, (align, width) in zip(row, aligned, strict=True)]
             yield _GAP.join(padded).rstrip()
     for cell in section.lines:
-        yield escape_terminal(cell.text)
+        yield wording.escape_terminal(cell.text)
