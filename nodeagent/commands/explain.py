@@ -82,7 +82,9 @@ def open_source(place: Path, *, now: float, samples_at: Path | None = None) -> S
         missing = ""
     except RecordingError as error:
         found, missing = None, str(error)
-    if found is not None and samples_at is None and not (place / flight_recorder.DECISIONS_FILE).is_file():
+    # A named pipe in place of a file of records exists too: reading it reports what it is.
+    records = [place / name for name in (flight_recorder.DECISIONS_FILE, flight_recorder.OLDER_FILE)]
+    if found is not None and samples_at is None and not any(each.exists() for each in records):
         decisions = recorded_decisions.group(found.records())
     elif found is None and place.suffix in (".zip", recording.SUFFIX):
         raise ExplainError(missing)

@@ -1,6 +1,7 @@
 """`nodeagent explain` from the command line: sources, views and errors."""
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -227,3 +228,14 @@ def test_a_page_is_not_combined_with_another_form(
     code, error = fails(capsys, made.plan.id, "--state-dir", made.directory, "--html", "-", *other)
     assert code == exit_codes.USAGE
     assert "--html" in error
+
+
+@pytest.mark.parametrize("name", ["decisions.jsonl", "decisions.1.jsonl"])
+def test_a_named_pipe_in_place_of_the_records_is_an_error_and_not_an_empty_list(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / name)
+    code, message = fails(capsys, "--state-dir", tmp_path)
+    assert code == exit_codes.UNKNOWN
+    assert name in message
+    assert "named pipe" in message
