@@ -348,7 +348,9 @@ class Agent:
         )
         recorded = self.decision_log.log_plan(plan, acts=self.acts, notes=self._plan_notes(snapshot), inputs=inputs)
         if self._runtime.sample_recorder is not None:
-            sample_recording.record_decision(self._runtime.sample_recorder, plan, snapshot, exact=recorded)
+            sample_recording.record_decision(
+                self._runtime.sample_recorder, plan, snapshot, zombies=self._runtime.zombies(), exact=recorded
+            )
         if now - self._status_at >= STATUS_EVERY_S:
             self._status_at = now
             self._runtime.notifier.status(decision_log.status(plan, snapshot))

@@ -4,8 +4,6 @@ import contextlib
 import enum
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,10 +20,11 @@ from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import credentials, node_identity
-from nodeagent.loop import auto_snapshots, observe, sample_recording, state_store
+from nodeagent.loop import auto_snapshots, sample_recording, state_store
 from nodeagent.loop.agent import Agent
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.kubelet_watch import KubeletWatch
+from nodeagent.loop.process_scan import ProcessScan
 from nodeagent.loop.state_store import AgentState, Recalled
 from nodeagent.model import Note, NoteKind
 from nodeagent.policy import stall
@@ -34,7 +33,6 @@ from nodeagent.records.flight_recorder import FlightRecorder
 from nodeagent.records.state_file import StateFile
 from nodeagent.runtime import own_cost, sd_notify, self_protection, workers
 from nodeagent.runtime.agent_lock import AgentLock
-from nodeagent.runtime.periodic import Periodic
 from nodeagent.runtime.wakeups import Wakeups
 from nodeagent.sampling.disk.monitor import DiskMonitor
 from nodeagent.sampling.events import fork_meter
@@ -42,7 +40,7 @@ from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.hostfs.statvfs_timeout import StatvfsWithTimeout
-from nodeagent.sampling.node import oom_sources, other_oom_handlers
+from nodeagent.sampling.node import oom_sources
 from nodeagent.sampling.pods import pod_cgroups
 from nodeagent.sampling.pods.pod_cgroups import PodCgroup
 from nodeagent.sampling.sampler import Sampler
@@ -53,8 +51,6 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 STATE_FILE: Final = "state"
-OOM_HANDLERS_EVERY_S: Final = 300.0
-"""How often other programs that kill on this node are searched: a walk of /proc, 1.2 ms of CPU."""
 NO_PID_RETRY_S: Final = 1.0
 """Pause between two attempts to start without a PID."""
 NEEDS_RESTART: Final = ("node_name", "state_dir", "logging", "recorder")
@@ -131,6 +127,8 @@ def build_agent(
     snapshots = None
     if samples is not None:
         snapshots = auto_snapshots.open_snapshots(host, loaded, node=identity.name, log=log)
+    scan = ProcessScan(host, config, session=lambda: builder.session, kubelet=builder.kubelet)
+    stack.callback(scan.close)
     runtime = Runtime(
         file=file,
         wakeup_sources=wakeup_sources,
@@ -139,7 +137,8 @@ def build_agent(
             boottime=host.boottime, wake=wakeups.wake, local_path=lambda path: host.real(host.resolve(path))
         ),
         forks=forks,
-        other_oom_handlers=lambda: oom_handlers.latest,
+        other_oom_handlers=scan.other_oom_handlers,
+        zombies=scan.zombies,
         kubelet=builder.kubelet,
         store=store,
         recorder=recorder,
@@ -158,14 +157,7 @@ def build_agent(
         own_pod_uid=os.environ.get("POD_UID", ""),
     )
     components = builder.build(loaded, saved.owned)
-    none: tuple[Note, ...] = ()
-    oom_handlers = Periodic(
-        lambda: _find_oom_handlers(host, config, builder.session, builder.kubelet),
-        first=none,
-        every_s=OOM_HANDLERS_EVERY_S,
-        name="other-oom-handlers",
-    )
-    stack.callback(oom_handlers.close)
+    scan.start()
     agent = Agent(components, runtime, rebuild=builder.rebuild, policy=saved.policy)
     builder.kubelet.start()
     try:
@@ -361,21 +353,6 @@ def _open_state(
     recalled = state_store.recall(loaded, instance=os.urandom(4).hex(), now=host.boottime(), beside_since=beside_since)
     log.info("state loaded", trust=loaded.trust, message=recalled.message)
     return store, recorder, recalled
-
-
-def _find_oom_handlers(host: Host, config: Config, session: Session, watch: KubeletWatch) -> tuple[Note, ...]:
-    """Notes on other programs that kill on this node. Waits a short time for the API server to list the pods without
-    hostPID, whose processes cannot see others."""
-    pause, until = threading.Event(), time.monotonic() + observe.STARTUP_API_WAIT_S
-    while (view := session.pods()).awaited and view.synced_at is None and time.monotonic() < until:
-        pause.wait(0.1)
-    harmless = frozenset(pod.mirror_of or pod.uid for pod in view.pods if not pod.host_pid)
-    found, _ = cgroups.find_kubepods(host, cgroups.detect_hierarchy(host), cgroup_root=config.sampling.cgroup_root)
-    seen = watch.latest.kubelet
-    thresholds, unread = (seen.thresholds, seen.unread) if seen is not None else (None, "")
-    return other_oom_handlers.find_handlers(
-        host, kubepods=found.path if found else "", kubelet=thresholds, kubelet_unread=unread, isolated=harmless
-    )
 
 
 def open_cgroup_brake(host: Host) -> CgroupBrake:

@@ -24,6 +24,7 @@ from nodeagent.sampling.disk.monitor import DiskMonitor
 from nodeagent.sampling.events.fork_meter import ForkMeter
 from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.node.oom_sources import OomSources
+from nodeagent.sampling.node.zombies import Zombies
 from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Runtime(NamedTuple):
     forks: ForkMeter
     other_oom_handlers: Callable[[], tuple[Note, ...]]
     """Notes on other programs that kill on this node."""
+    zombies: Callable[[], Zombies | None]
+    """The processes that their parents have not waited for; None: not counted."""
     kubelet: KubeletWatch
     store: StateFile | None
     """None for an agent that stores nothing."""

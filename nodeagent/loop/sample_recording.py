@@ -13,6 +13,7 @@ from nodeagent.model import NodeSnapshot, Note, Plan, Threshold
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.records import recording
 from nodeagent.records.sample_recorder import RecorderCounts, SampleRecorder
+from nodeagent.sampling.node.zombies import Zombies
 
 MAX_BYTES_IN_MEMORY: Final = 8 << 20
 """Of the default directory, which is usually a tmpfs: it counts against the memory limit of the agent, 128 MiB in
@@ -55,12 +56,15 @@ def open_recorder(facts: HeaderFacts, *, kubelet: Callable[[], tuple[Threshold, 
     return SampleRecorder(directory, max_bytes=min(most, MAX_BYTES_IN_MEMORY), header=header)
 
 
-def record_decision(recorder: SampleRecorder, plan: Plan, snapshot: NodeSnapshot, *, exact: bool) -> None:
+def record_decision(
+    recorder: SampleRecorder, plan: Plan, snapshot: NodeSnapshot, *, zombies: Zombies | None, exact: bool
+) -> None:
     """Record the sample of a decision. `exact`: the decision was recorded with its inputs."""
     if exact or recorder.due(plan.signals, now=snapshot.taken_at):
         decided = plan.victims or plan.refusals or plan.reclaims
         plan_id = plan.id if decided else ""
-        recorder.record(RecordedSample(snapshot, plan.signals, plan.conditions, plan_id, exact=exact))
+        count = zombies.total if zombies is not None else None
+        recorder.record(RecordedSample(snapshot, plan.signals, plan.conditions, plan_id, count, exact=exact))
 
 
 def notes(recorder: SampleRecorder | None) -> tuple[Note, ...]:

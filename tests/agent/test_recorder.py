@@ -27,6 +27,7 @@ def count(path: Path) -> int:
 
 def test_a_killed_agent_leaves_a_readable_recording_and_the_next_one_continues_it(tmp_path: Path) -> None:
     state, before = tmp_path / "state", 0
+    zombie = subprocess.Popen(["true"])
     for name in ("first", "second"):
         run = start(tmp_path, name)
         try:
@@ -34,9 +35,11 @@ def test_a_killed_agent_leaves_a_readable_recording_and_the_next_one_continues_i
         finally:
             run.kill()
         before = count(state)
+    zombie.wait()
     found = open_recording(state)
     times = [sample.wall_time for sample in found.samples()]
     assert len(times) >= 6
+    assert any(sample.zombies for sample in found.samples())
     assert times == sorted(times)
     assert len(found.headers) == 2
     assert all("incomplete" in each for each in found.trouble)

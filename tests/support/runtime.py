@@ -23,6 +23,7 @@ def bare_runtime(host: Host, *, file: ConfigFile, brakes: ActiveBrakes, log: Any
         reclaim_runner=ReclaimRunner(boottime=host.boottime),
         forks=NoForks(),
         other_oom_handlers=tuple,
+        zombies=lambda: None,
         kubelet=KubeletWatch(host, configz=str),
         store=None,
         recorder=None,
