@@ -2,69 +2,40 @@
 
 The default is 5,000 nodes, which takes one or two minutes for each scenario.
 
-First, one real node. `calm`: the workers of an agent against the HTTP double, with every period divided by
-`COMPRESSION` (watches, heartbeats; the server sends bookmarks), counted and scaled to an hour. `episode`: a session
-under pressure: taint, PDBs, Events, one eviction, recovery. Both run as the own node (`cluster.identity`); the requests
-are the same without. Authorization checks are counted from the requests: one for each, and for each that impersonates
-the node at most two more (`impersonate-on:...` for the request, `impersonate:associated-node`). The API server keeps
-the second for 10 s and for all nodes of the account, so that in a fleet one more is left.
-
-Then a simulation of the fleet: on every node memory falls below the soft threshold within the same second, as after a
-faulty release, and recovers when one pod is gone. Simulated: the clock. Real: the decisions with damping, jitter, rate
-limits and back-off (`policy.engine`), the back-off of every writer (`kube.backoff`) and the eviction slots
-(`actuators.eviction_slots`, on a transport that is a function call). Modelled: the writers. A condition change is one
-PATCH of the node's status, one PATCH of its taints and one Event. A kubelet resets a foreign True every 10 s, each in
-its own phase, and one PATCH sets it again. Near a threshold four connections are opened, and the PDBs of five
-namespaces are listed and watched, with the session's spread. The server replies 429 with Retry-After 1 above its
-capacity. Latency and other clients are not modelled.
+First, one real node (`benchmarks.fleet_traffic`): its start, an hour of calm, one eviction. Then a simulation of the
+fleet. In most scenarios memory falls below the soft threshold on every node within the same second, as after a faulty
+release, and recovers when one pod is gone; others are an outage of the API server and a rolling update of the
+DaemonSet. Simulated: the clock and the server (`benchmarks.fleet_world`). Real: the decisions with damping, jitter,
+rate limits and back-off (`policy.engine`), the back-off of every writer (`kube.backoff`) and the eviction slots
+(`actuators.eviction_slots`, on a transport that is a function call). Modelled: the writers and the watches. A condition
+change is one PATCH of the node's status, one PATCH of its taints and one Event. A kubelet resets a foreign True every
+10 s, each in its own phase, and one PATCH sets it again. Near a threshold four connections are opened, and the PDBs of
+five namespaces are listed and watched, with the session's spread. The server replies 429 with Retry-After 1 above its
+capacity. In an outage each request fails at once and each watch breaks. Latency and other clients are not modelled.
 """
 
 import contextlib
-import heapq
-import itertools
-import json
+import math
 import random
 import sys
-import tempfile
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
+from benchmarks import fleet_traffic
+from benchmarks.fleet_traffic import Traffic
+from benchmarks.fleet_world import ATTEMPT, Heartbeat, Outage, Scenario, Watch, World
 from nodeagent.actuators.api_writers import EVENT_SPREAD_S
-from nodeagent.actuators.conditions import NodeConditions
 from nodeagent.actuators.eviction_slots import EvictionSlots
-from nodeagent.actuators.session import PDB_SPREAD_S, TAINT_WAIT_S, ClusterSession
+from nodeagent.actuators.session import PDB_SPREAD_S, TAINT_WAIT_S
 from nodeagent.config import load
 from nodeagent.config.defaults import EVICTION_SOFT_GRACE_PERIOD
-from nodeagent.config.schema import (
-    ClusterIdentity,
-    ConditionsConfig,
-    Config,
-    DampingConfig,
-    FleetConfig,
-    Mode,
-    StandardConditions,
-    StartupConfig,
-)
+from nodeagent.config.schema import Config, StandardConditions, StartupConfig
 from nodeagent.kube.api_errors import ApiError
-from nodeagent.kube.api_responses import Response
 from nodeagent.kube.backoff import RetryBackoff
-from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.list_watch import WATCH_S
-from nodeagent.kube.node_identity import Identity
-from nodeagent.kube.node_watch import NodeWatch
-from nodeagent.kube.pod_watch import PodWatch
-from nodeagent.kube.transport import connect
 from nodeagent.model import (
-    Amount,
     ConditionStatus,
     ConditionType,
-    ConditionVerdict,
     DiskLayout,
-    Method,
     NodeMemory,
     NodeSnapshot,
     Observation,
@@ -80,20 +51,14 @@ from nodeagent.model import (
     Refusal,
     RefusalCode,
     Signal,
-    Threshold,
-    Tier,
     Victim,
 )
 from nodeagent.policy import engine, outcomes, state
 from nodeagent.policy.candidates import RankingCache
-from tests.fake_kube import ApiServer, Request, pod
 
 MI, GI = 1 << 20, 1 << 30
-COMPRESSION = 30.0
-MEASURED_S = 60.0
 NODES = 5000
 ZONES = 3
-HORIZON_S = 420.0
 SYNC_S = 10.0
 """Mean time between two decisions under pressure. A real agent decides more often, but sends no more requests."""
 GRACE_S = EVICTION_SOFT_GRACE_PERIOD[Signal.MEMORY]
@@ -101,192 +66,10 @@ GONE_AFTER_S = 10.0
 KUBELET_S = 10.0
 NAMESPACES = 5
 PREWARMED_CONNECTIONS = 4
-
-_VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}
-
-
-# --- one node, for real ----------------------------------------------------------------------------------------------
-
-
-def kind_of(request: Request) -> str:
-    """`watch pods`, `patch nodes/status` ..."""
-    parts = request.path.strip("/").split("/")
-    parts = parts[2:] if parts[0] == "api" else parts[3:]
-    if not parts:
-        return "get version"
-    if parts[0] == "namespaces":
-        parts = parts[2:]
-    verb = _VERBS[request.method]
-    if verb == "get" and len(parts) == 1:
-        verb = "watch" if "watch" in request.query else "list"
-    return f"{verb} {'/'.join([parts[0], *parts[2:]])}"
-
-
-class Traffic(NamedTuple):
-    """Requests of one node."""
-
-    kinds: Counter[str]
-    impersonated: Counter[str]
-    """Those of them that are sent as the node."""
-
-    @property
-    def all(self) -> int:
-        return sum(self.kinds.values())
-
-    def checks(self, more: int) -> int:
-        """Authorization checks, with this many more for each request as the node."""
-        return self.all + more * sum(self.impersonated.values())
-
-    def scaled(self, by: float) -> "Traffic":
-        return Traffic(*(Counter({kind: round(count * by) for kind, count in each.items()}) for each in self))
-
-
-def traffic_of(requests: Iterable[Request]) -> Traffic:
-    requests = tuple(requests)
-    as_node = (request for request in requests if "impersonate-user" in request.headers)
-    return Traffic(Counter(map(kind_of, requests)), Counter(map(kind_of, as_node)))
-
-
-def calm() -> Traffic:
-    """Requests per hour of a calm node."""
-    with ApiServer(bookmark_s=60.0 / COMPRESSION) as api, tempfile.TemporaryDirectory() as directory:
-        api.token_nodes[api.token] = api.node_name
-        transport = connect(find_credentials(str(api.kubeconfig(Path(directory) / "kubeconfig"))))
-        transport.impersonation.act_as(api.node_name, ClusterIdentity.AUTO)
-        node = NodeWatch(transport, api.node_name, watch_s=WATCH_S / COMPRESSION)
-        conditions = NodeConditions(transport, node, heartbeat_s=ConditionsConfig().heartbeat_s / COMPRESSION)
-        pods = PodWatch(transport, api.node_name, watch_s=WATCH_S / COMPRESSION)
-        for part in (node, conditions, pods):
-            part.start()
-        conditions.publish([verdict(ConditionStatus.FALSE)])
-        threading.Event().wait(2.0)  # without the requests of the start
-        before = len(api.requests)
-        threading.Event().wait(MEASURED_S)
-        counted = traffic_of(api.requests[before:])
-        for stopping in (conditions, pods, node):
-            stopping.stop()
-    return counted.scaled(3600.0 / (MEASURED_S * COMPRESSION))
-
-
-def episode() -> Traffic:
-    """Requests of one node that evicts one pod and recovers, with eviction slots."""
-    hog = pod("hog", uid="uid-hog", owner=("ReplicaSet", "hog"))
-    with ApiServer(pods=[hog], linger_s=0.2) as api, tempfile.TemporaryDirectory() as directory:
-        api.token_nodes[api.token] = api.node_name
-        transport = connect(find_credentials(str(api.kubeconfig(Path(directory) / "kubeconfig"))))
-        config = Config(mode=Mode.ENFORCE, fleet=FleetConfig(max_concurrent_evictions=20))
-        session = ClusterSession(transport, config, Identity(api.node_name, "benchmark"), wake=lambda: None)
-        session.start()
-        session.publish([verdict(ConditionStatus.FALSE)])
-        until(lambda: session.pods().synced_at is not None)
-        session.publish([verdict(ConditionStatus.FALSE)])
-        until(lambda: api.condition("NodeAgentMemoryPressure") is not None)
-        before = len(api.requests)
-        session.prewarm()
-        session.publish([verdict(ConditionStatus.TRUE)])
-        victim = Victim(
-            session.pods().pods[0], "", Threshold(Signal.MEMORY, Amount(1, None, "1"), 30.0), Tier.SOFT, Method.EVICT,
-            1.0, "The node was low on resource: memory. ", {}, None,
-        )  # fmt: skip
-        session.announce(Plan("b-1", 0.0, 0.0, (), (), victims=(victim,)))
-        until(lambda: session.soft_tier_block() is None)
-        session.evict("b-1", victim)
-        until(session.outcomes)
-        until(lambda: not session.pods().pods)
-        session.publish([verdict(ConditionStatus.FALSE)])
-        until(lambda: not api.node()["spec"].get("taints"))
-        session.stop(clear=False)
-        return traffic_of(api.requests[before:])
-
-
-def verdict(status: ConditionStatus) -> ConditionVerdict:
-    return ConditionVerdict(ConditionType.MEMORY_PRESSURE, status, "NodeAgentBenchmark", "", 0.0)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit("the session makes no progress")
-        threading.Event().wait(0.005)
-
-
-# --- the fleet, simulated --------------------------------------------------------------------------------------------
-
-
-class Scenario(NamedTuple):
-    name: str
-    slots: int = 0
-    standard: StandardConditions = StandardConditions.REASSERT
-    capacity: int = 1_000_000
-    """Requests per second that the server accepts."""
-    jitter: float = DampingConfig().jitter
-
-
-class LeaseList(NamedTuple):
-    """The body of a list of Leases."""
-
-    body: bytes
-
-    def chunks(self) -> Iterator[bytes]:
-        yield self.body
-
-
-class World:
-    """The simulated clock, and the API server."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.now = 0.0
-        self.scenario = scenario
-        self.seconds: dict[str, Counter[int]] = {}
-        """Requests by kind and second."""
-        self.total: Counter[int] = Counter()
-        self.refused = 0
-        self.leases: dict[str, dict[str, Any]] = {}
-        self._version = itertools.count(1)
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = itertools.count()
-
-    def at(self, when: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (when, next(self._number), act))
-
-    def run(self) -> None:
-        while self._agenda and self._agenda[0][0] <= HORIZON_S:
-            self.now, _, act = heapq.heappop(self._agenda)
-            act()
-
-    def send(self, kind: str) -> None:
-        """One request. Raises ApiError (429) above the server's capacity."""
-        second = int(self.now)
-        self.total[second] += 1
-        self.seconds.setdefault(kind, Counter())[second] += 1
-        if self.total[second] > self.scenario.capacity:
-            self.refused += 1
-            raise ApiError(OutcomeKind.TOO_MANY_REQUESTS, "too many requests", status=429, retry_after_s=1.0)
-
-    # --- the part of a transport that `EvictionSlots` uses
-
-    request_timeout_s = 10.0
-
-    @contextlib.contextmanager
-    def stream(self, path: str, *, idle_s: float, total_s: float) -> Iterator["LeaseList"]:
-        del path, idle_s, total_s
-        self.send("list leases")
-        listed = {"kind": "LeaseList", "metadata": {"resourceVersion": "1"}, "items": list(self.leases.values())}
-        yield LeaseList(json.dumps(listed).encode())
-
-    def request(self, method: str, path: str, *, body: bytes | None = None, timeout_s: float | None = None) -> Response:
-        del path, timeout_s
-        self.send(f"{_VERBS[method]} leases")
-        lease = json.loads(body or b"{}")
-        name = lease["metadata"]["name"]
-        known = self.leases.get(name)
-        version = lease["metadata"].get("resourceVersion")
-        if (known is None) != (method == "POST") or (known and known["metadata"]["resourceVersion"] != version):
-            raise ApiError(OutcomeKind.CONFLICT, "conflict", status=409)
-        lease["metadata"]["resourceVersion"] = str(next(self._version))
-        self.leases[name] = lease
-        return Response(200, {}, json.dumps(lease).encode())
+UNAVAILABLE = 0.1
+"""`maxUnavailable` of the DaemonSet."""
+READY_S = (7.0, 15.0)
+"""From the start of a container until its probe answers, measured in the virtual machine (docs/performance.md)."""
 
 
 class Node:
@@ -323,7 +106,10 @@ class Node:
                 clock=lambda: world.now,
                 wake=lambda: self.sync_at(world.now),
             )
-        world.at(rng.random(), self.start_leak)
+        self.watches = tuple(Watch(world, resource, rng) for resource in ("pods", "nodes"))
+        self.heartbeat = Heartbeat(world, rng)
+        if world.scenario.pressure:
+            world.at(rng.random(), self.start_leak)
         self.kubelet_phase = rng.random() * KUBELET_S
 
     # --- events on the node
@@ -336,6 +122,10 @@ class Node:
         self.evicting -= 1
         self.under_pressure = False
         self.sync_at(self.world.now)
+
+    def pods_synced_at(self) -> float:
+        broken_since = self.watches[0].broken_since
+        return self.world.now if broken_since is None else broken_since
 
     # --- acts of the agent
 
@@ -495,12 +285,12 @@ def snapshot(node: Node, now: float) -> NodeSnapshot:
         memory=NodeMemory(16 * GI, memory, memory, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
         layout=DiskLayout.SINGLE,
         pods=pods,
-        pods_synced_at=now,
+        pods_synced_at=node.pods_synced_at(),
         soft_tier_blocked_by=node.soft_tier_block(),
     )
 
 
-def simulate(scenario: Scenario, nodes: int) -> tuple[World, list[Node]]:
+def simulate(scenario: Scenario, nodes: int, start: Traffic) -> tuple[World, list[Node]]:
     config = load.defaults().config
     config = config._replace(
         startup=StartupConfig(fresh_samples=1),
@@ -511,14 +301,39 @@ def simulate(scenario: Scenario, nodes: int) -> tuple[World, list[Node]]:
     rng = random.Random(20261121)
     world = World(scenario)
     fleet = [Node(world, number, config, rng) for number in range(nodes)]
+    if scenario.rolling_update:
+        roll(world, fleet, start, rng)
     world.run()
     return world, fleet
 
 
+def roll(world: World, fleet: list[Node], start: Traffic, rng: random.Random) -> None:
+    """Replace the agent of each node, in the order and at the pace of a DaemonSet."""
+    waiting = rng.sample(fleet, len(fleet))
+
+    def replace_next() -> None:
+        if not waiting:
+            return
+        node = waiting.pop()
+        for watch in node.watches:
+            watch.close()
+        world.at(world.now + rng.uniform(*READY_S), lambda: begin(node))
+
+    def begin(node: Node) -> None:
+        for kind in start.kinds.elements():
+            world.send(kind)
+        for watch in node.watches:
+            watch.reopen()
+        replace_next()
+
+    for _ in range(math.ceil(UNAVAILABLE * len(fleet))):
+        world.at(0.0, replace_next)
+
+
 def report(scenario: Scenario, world: World, fleet: list[Node]) -> None:
-    total = sum(world.total.values())
+    total, horizon_s = sum(world.total.values()), scenario.horizon_s
     print(f"\n{scenario.name}")
-    each = f"{total / len(fleet):.1f} per node in {HORIZON_S / 60:.0f} min"
+    each = f"{total / len(fleet):.1f} per node in {horizon_s / 60:.0f} min"
     print(f"  requests {total} ({each}), refused with 429: {world.refused}")
     print(f"  {'':32} {'total':>8} {'most in 1 s':>12} {'most in 10 s':>13} {'mean/s':>8}")
     rows = sorted(world.seconds.items(), key=lambda row: -sum(row[1].values()))
@@ -528,8 +343,10 @@ def report(scenario: Scenario, world: World, fleet: list[Node]) -> None:
             tens[second // 10] += count
         number = sum(seconds.values())
         print(
-            f"  {kind:32} {number:>8} {max(seconds.values()):>12} {max(tens.values()):>13} {number / HORIZON_S:>8.1f}"
+            f"  {kind:32} {number:>8} {max(seconds.values()):>12} {max(tens.values()):>13} {number / horizon_s:>8.1f}"
         )
+    if scenario.outage:
+        report_outage(scenario.outage, world, fleet)
     first = sorted(node.evicted_at[0] for node in fleet if node.evicted_at)
     every = sorted(at for node in fleet for at in node.evicted_at)
     if first:
@@ -543,12 +360,51 @@ def report(scenario: Scenario, world: World, fleet: list[Node]) -> None:
         )
 
 
+def report_outage(outage: Outage, world: World, fleet: list[Node]) -> None:
+    attempts = world.seconds.get(ATTEMPT, Counter())
+    last_minute = [attempts[second] for second in range(int(outage.end) - 60, int(outage.end))]
+    restored = sorted(
+        watch.restored_at - outage.end for node in fleet for watch in node.watches if watch.restored_at is not None
+    )
+    still_broken = sum(watch.broken_since is not None for node in fleet for watch in node.watches)
+    after = [world.total[second] for second in range(int(outage.end), int(outage.end) + 30)]
+    print(
+        f"  attempts a second in the last minute of the outage: {sum(last_minute) / 60:.0f}, at most "
+        f"{max(last_minute)}; requests a second in the 30 s after it: {sum(after) / 30:.0f}, at most {max(after)}"
+    )
+    if restored:
+        print(
+            f"  watches open again: half of them after {restored[len(restored) // 2]:.0f} s, the last after "
+            f"{restored[-1]:.0f} s; {still_broken} still broken at the end"
+        )
+
+
+OUTAGE = Outage(60.0, 360.0)
 SCENARIOS = (
     Scenario("default configuration"),
     Scenario("50 eviction slots in each of 3 zones", slots=50),
     Scenario("standard conditions off", standard=StandardConditions.OFF),
     Scenario("API server with a capacity of 500 requests per second", capacity=500),
     Scenario("without jitter at the end of conditions (for comparison)", jitter=0.0),
+    Scenario("calm, an outage of five minutes", pressure=False, outage=OUTAGE, horizon_s=660.0),
+    Scenario(
+        "calm, an outage after which the server has lost the history of its objects",
+        pressure=False,
+        outage=OUTAGE._replace(expired=True),
+        horizon_s=660.0,
+    ),
+    Scenario(
+        "calm, the same with a capacity of 500 requests per second",
+        pressure=False,
+        outage=OUTAGE._replace(expired=True),
+        capacity=500,
+        horizon_s=960.0,
+    ),
+    Scenario("pressure 20 s before an outage of two minutes", outage=Outage(20.0, 140.0), horizon_s=600.0),
+    Scenario(
+        "the same with 50 eviction slots in each of 3 zones", slots=50, outage=Outage(20.0, 140.0), horizon_s=600.0
+    ),
+    Scenario("calm, a rolling update", pressure=False, rolling_update=True, horizon_s=300.0),
 )
 
 
@@ -564,18 +420,23 @@ def main(arguments: list[str]) -> None:
         print(__doc__)
         return
     nodes = int(arguments[0]) if arguments else NODES
-    hour = calm()
-    print(f"one calm node, requests per hour (measured {MEASURED_S:.0f} s at {COMPRESSION:.0f} times the speed):")
+    start = fleet_traffic.measure_start()
+    print(f"one node, requests of its start (measured for {fleet_traffic.START_S:.0f} s):")
+    show(start)
+    hour = fleet_traffic.calm_hour()
+    print(
+        f"one calm node, requests per hour (measured {fleet_traffic.MEASURED_S:.0f} s at "
+        f"{fleet_traffic.COMPRESSION:.0f} times the speed):"
+    )
     show(hour)
     print(f"  {nodes} nodes, a second: {hour.all * nodes / 3600:.0f} requests; authorization checks:", end=" ")
     without, fleet_wide, at_most = (hour.checks(more) * nodes / 3600 for more in (0, 1, 2))
     print(f"{without:.0f} as the ServiceAccount, {fleet_wide:.0f} to {at_most:.0f} as the node")
     print("one node that evicts one pod and recovers (measured):")
-    show(episode())
-    print(f"{nodes} nodes that all cross the soft threshold within one second (simulated, {HORIZON_S / 60:.0f} min):")
+    show(fleet_traffic.episode())
+    print(f"{nodes} nodes, simulated; unless it says calm, all cross the soft threshold within one second:")
     for scenario in [each for each in SCENARIOS if not arguments[1:] or arguments[1] in each.name]:
-        world, fleet = simulate(scenario, nodes)
-        report(scenario, world, fleet)
+        report(scenario, *simulate(scenario, nodes, start))
 
 
 if __name__ == "__main__":
