@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_links import PAGES, prose
+from tests.support.pages import PAGES, prose
 from tests.support.paths import REPOSITORY
 
 FIGURES = [REPOSITORY / "docs" / "performance.md", REPOSITORY / "docs" / "scale.md"]

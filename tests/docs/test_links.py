@@ -7,18 +7,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.commands import arguments
+from tests.support.pages import PAGES, prose
 from tests.support.paths import REPOSITORY
 
-PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
-
 LINK = re.compile(r"(?<!!)\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
-FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*\s*$", re.MULTILINE)
-
-
-def prose(page: Path) -> str:
-    """The page without its code: brackets there are no links, and hashes no headings."""
-    return FENCE.sub("", page.read_text("utf-8"))
 
 
 def anchors(page: Path) -> set[str]:
