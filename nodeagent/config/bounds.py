@@ -25,6 +25,16 @@ class Shape(NamedTuple):
     """For messages: `must be ...`."""
 
 
+class MapKey(NamedTuple):
+    """The form of the keys of a map whose keys are not signals."""
+
+    pattern: str
+    description: str
+    """For messages: `must be ...`."""
+    what: str
+    """What the keys name, in one word."""
+
+
 class Mark(enum.Enum):
     DERIVED = "derived"
     """Not a key of the file."""
@@ -62,6 +72,7 @@ NAMESPACES: Final = Shape(
     r"\*|[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a namespace (lower-case letters, digits and '-') or `*`"
 )
 DNS_LABEL: Final = Shape(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a namespace: lower-case letters, digits and '-'")
+NAMESPACE_KEY: Final = MapKey(*DNS_LABEL, "namespace")
 NODE_NAME: Final = Shape(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?", "a node name: lower-case letters, digits, '-' and '.'"
 )

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from nodeagent.config import amount, duration, keys
-from nodeagent.config.bounds import AmountRule, Mark, OneOf, Range, Shape
+from nodeagent.config.bounds import AmountRule, MapKey, Mark, OneOf, Range, Shape
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.problems import Origin, Problem
 from nodeagent.config.schema import RankingConfig, RankingKey
@@ -167,7 +167,7 @@ def _read(reader: Reader, node: YamlNode, path: str, key: ConfigKey, type_: Any)
         return _read_section(reader, node, path, type_, base=key.default if isinstance(key.default, type_) else None)
     origin: Any = typing.get_origin(type_)
     if origin is Mapping:
-        return _read_signals(reader, node, path, key, typing.get_args(type_)[1])
+        return _read_map(reader, node, path, key, typing.get_args(type_)[1])
     if origin is tuple:
         return _read_list(reader, node, path, key, typing.get_args(type_)[0])
     reader.origins[path] = reader.origin(node)
@@ -199,25 +199,32 @@ def _read_section(reader: Reader, node: YamlNode, path: str, section: Any, *, ba
     return section(**values) if base is None else base._replace(**values)
 
 
-def _read_signals(reader: Reader, node: YamlNode, path: str, key: ConfigKey, value_type: Any) -> Any:
-    """A map whose keys are eviction signals."""
+def _read_map(reader: Reader, node: YamlNode, path: str, key: ConfigKey, value_type: Any) -> Any:
+    """A map whose keys are eviction signals, or names of the form that the key's `MapKey` states."""
+    names: MapKey | None = key.bound(MapKey)
     if node.tag != "map":
         example = "200Mi" if value_type is Amount else "30s" if key.duration else "..."
         fix = f"must be a map of eviction signals, a line each: `{Signal.MEMORY}: {example}`"
+        if names is not None:
+            fix = f"must be a map, a line for each {names.what}"
         reader.add_problem(node, path, f"is {_KINDS.get(node.tag, node.tag)}", fix)
         return _INVALID
     known = [str(signal) for signal in Signal]
-    values: dict[Signal, Any] = {}
+    values: dict[Any, Any] = {}
     for name, key_node, value in map_entries(reader, node, path):
         here = join_path(path, name)
-        if name not in known:
+        if names is None and name not in known:
             reader.add_problem(
                 key_node, join_path(path, quoted(name, quote="")), "unknown signal", reader.suggest(name, known)
             )
             continue
+        if names is not None and not re.fullmatch(names.pattern, name):
+            message = f"must be {names.description}"
+            reader.add_problem(key_node, join_path(path, quoted(name, quote="")), message)
+            continue
         found = _read(reader, value, here, key, value_type)
         if found is not _INVALID:
-            values[Signal(name)] = found
+            values[Signal(name) if names is None else name] = found
     reader.origins.setdefault(path, reader.origin(node))
     return values
 

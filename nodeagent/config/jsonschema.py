@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeagent.config import field_docs, keys, show
-from nodeagent.config.bounds import AmountRule, Mark, OneOf, Range, Shape
+from nodeagent.config.bounds import AmountRule, MapKey, Mark, OneOf, Range, Shape
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.schema import API_VERSION, CONFIG_KIND, RankingKey
 from nodeagent.model import Amount, Signal
@@ -61,6 +61,9 @@ def _properties(section_keys: Iterable[ConfigKey]) -> dict[str, Any]:
 def _of(key: ConfigKey, type_: Any) -> dict[str, Any]:
     """The schema of one value."""
     origin: Any = typing.get_origin(type_)
+    if origin is Mapping and (names := key.bound(MapKey)) is not None:
+        pattern = {"pattern": f"^({names.pattern})$"}
+        return {"type": ["object", "null"], "propertyNames": pattern, "additionalProperties": _element(key)}
     if origin is Mapping:
         signals = {str(signal): {"$ref": f"#/$defs/{key.name}"} for signal in Signal}
         return {"type": ["object", "null"], "additionalProperties": False, "properties": signals}

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from nodeagent.config import decode, defaults, duration, field_docs, keys, show
-from nodeagent.config.bounds import AmountRule, Mark, Range
+from nodeagent.config.bounds import AmountRule, MapKey, Mark, Range
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.schema import (
     API_VERSION,
     CONFIG_KIND,
+    NamespaceRule,
     RankingKey,
     ReclaimAction,
     Refinement,
@@ -93,7 +94,8 @@ def _sections() -> Iterator[str]:
             yield f"\n## `{key.name}`\n\n"
             yield from _table(keys.config_keys(key.type))
     for title, section, note in (
-        ("rateLimits.*", TokenBucket, "The keys of `node`, `namespace`, `owner`, `signal` and `lastResort`."),
+        ("rateLimits.*", TokenBucket, "The keys of each bucket; a bucket of `namespaces` must have both."),
+        ("protection.namespaceRules.*", NamespaceRule, "The keys of each namespace."),
         ("reclaim.actions", ReclaimAction, "The keys of each action."),
         ("signals.*", SignalRefinement, "The keys of each signal."),
         ("signals.*.hard and signals.*.soft", Refinement, "They refine one of the signal's two thresholds."),
@@ -119,7 +121,10 @@ def _type(key: ConfigKey) -> str:
         return "map"
     if origin is Mapping:
         value = typing.get_args(key.type)[1]
-        return "map: signal to " + ("map" if value is not Amount and not key.duration else _describe_value(key, value))
+        names: MapKey | None = key.bound(MapKey)
+        return f"map: {names.what if names is not None else 'signal'} to " + (
+            "map" if value is not Amount and not key.duration else _describe_value(key, value)
+        )
     if origin is tuple:
         element = typing.get_args(key.type)[0]
         return f"list of {_describe_value(key, element)}" + (", or `kubelet`" if element is RankingKey else "")

@@ -36,6 +36,7 @@ def warnings(config: Config, eviction: EvictionConfig, *, origins: Mapping[str, 
         _soft_without_grace_is_hard(eviction),
         _containerfs(eviction),
         _refines_nothing(eviction),
+        _rules_of_protected_namespaces(config),
     )
 
 
@@ -198,3 +199,13 @@ def _refines_nothing(eviction: EvictionConfig) -> _Findings:
             yield f"signals.{signal}", "refines nothing: the signal has no threshold", ""
         elif refined.exhaustion_within_s is not None and not soft:
             yield f"signals.{signal}.exhaustionWithin", "has no effect: the signal has no soft threshold", ""
+
+
+def _rules_of_protected_namespaces(config: Config) -> _Findings:
+    for name in config.protection.namespace_rules:
+        if name in config.protection.namespaces:
+            yield (
+                f"protection.namespaceRules.{name}",
+                "has no effect: the namespace is in protection.namespaces, which protects all its pods",
+                "",
+            )

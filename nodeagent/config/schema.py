@@ -64,6 +64,14 @@ class OnFutile(enum.StrEnum):
     EVICT = "evict"
 
 
+class NamespaceProtection(enum.StrEnum):
+    """In which tiers the pods of a namespace are protected."""
+
+    NONE = "none"
+    SOFT = "soft"
+    ALL = "all"
+
+
 class BrakeMode(enum.StrEnum):
     """What brakes a victim until its processes have ended."""
 
@@ -149,6 +157,18 @@ class StartupConfig(NamedTuple):
     """After a start or a configuration change the agent acts only after this many complete samples in a row."""
 
 
+class NamespaceRule(NamedTuple):
+    """What differs for the pods of one namespace."""
+
+    protect: NamespaceProtection = NamespaceProtection.NONE
+    """`all`: no pod of it is evicted, as with `namespaces`. `soft`: the soft tier evicts no pod of it, the hard tier
+    may. `none`: as in every other namespace."""
+    bare_pods: bool | None = None
+    """Replaces `protection.barePods` for this namespace."""
+    minimum_age_s: Annotated[float | None, bounds.ANY_DURATION] = None
+    """Replaces `protection.minimumAge` for this namespace."""
+
+
 class ProtectionConfig(NamedTuple):
     """Pods that are never victims. Static, mirror, own and system-node-critical pods and priorities of 2000000000 and
     above are always protected."""
@@ -158,6 +178,8 @@ class ProtectionConfig(NamedTuple):
     namespaces: Annotated[tuple[str, ...], bounds.DNS_LABEL] = ("kube-system", "nodeagent")
     """Protect every pod in these namespaces. The admission policy of daemonset.yaml refuses evictions in kube-system
     and in the agent's own namespace, whatever this list contains."""
+    namespace_rules: Annotated[Mapping[str, NamespaceRule], bounds.NAMESPACE_KEY] = {}
+    """What differs for single namespaces. `namespaces` protects a namespace whatever its rule is."""
     bare_pods: bool = True
     """Protect pods that no controller would replace."""
     node_bound: bool = True
@@ -207,6 +229,9 @@ class RateLimits(NamedTuple):
     """Time after an eviction before the next pod of the same owner is evicted; doubles with each eviction."""
     owner_backoff_max_s: Annotated[float, bounds.ANY_DURATION] = 1800.0
     """Longest owner back-off; it starts again at `ownerBackoff` after twice this time without an eviction."""
+    namespaces: Annotated[Mapping[str, TokenBucket], bounds.NAMESPACE_KEY] = {}
+    """Replace `namespace` for single namespaces. To evict no pod of one, protect it instead (`protection`): an empty
+    bucket also delays the eviction of other pods."""
 
 
 class ReclaimKind(enum.StrEnum):

@@ -13,7 +13,7 @@ from nodeagent.config.keys import ConfigKey
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Problem
 from nodeagent.config.schema import API_VERSION, CONFIG_KIND, EvictionConfig, RankingConfig
-from nodeagent.model import Amount, Note
+from nodeagent.model import Amount, Note, Signal
 
 _COMMENT_COLUMN: Final = 56
 HIDDEN: Final = "(arguments hidden)"
@@ -83,9 +83,14 @@ def _entry(loaded: LoadedConfig, key: ConfigKey, value: Any, path: str, *, inden
     if isinstance(value, Mapping):
         inner = [
             line
-            for signal, element in value.items()
+            for name_of, element in value.items()
             for line in _entry(
-                loaded, key._replace(optional=False), element, f"{path}.{signal}", indent=indent + 1, name=str(signal)
+                loaded,
+                key._replace(optional=False),
+                element,
+                f"{path}.{name_of}",
+                indent=indent + 1,
+                name=str(name_of) if isinstance(name_of, Signal) else _rendered(name_of),
             )
         ]
         return [f"{margin}{name}:", *inner] if inner else [_line(f"{margin}{name}: {{}}", loaded, path)]

@@ -133,6 +133,14 @@ class RefusalCode(enum.StrEnum):
         _protection("Its DaemonSet would recreate it on this node.", config_key="protection.daemonSets"),
     )
     NAMESPACE = "namespace", _protection("Its namespace is protected.", config_key="protection.namespaces")
+    NAMESPACE_SOFT_TIER = (
+        "namespace-soft-tier",
+        _protection(
+            "Its namespace is protected in the soft tier (`protect: soft`).",
+            config_key="protection.namespaceRules",
+            tiers=SOFT_TIER,
+        ),
+    )
     BARE_POD = "bare-pod", _protection("No controller would recreate it.", config_key="protection.barePods")
     NODE_BOUND = (
         "node-bound",

@@ -134,8 +134,8 @@ class ActiveLimits(NamedTuple):
     namespaces: Mapping[str, Refusal]
     others: Mapping[str, Refusal]
     """For owners and namespaces that are not in the state, by kind: their buckets were lost and are still empty."""
-    levels: Mapping[str, BucketLevel]
-    """The buckets of the state."""
+    known: frozenset[str]
+    """The buckets of the state, and those of namespaces with a bucket of their own."""
 
 
 def active_limits(
@@ -151,7 +151,9 @@ def active_limits(
         uid: refusal for uid, backoff in state.owners.items() if (refusal := remaining(backoff, now=now)) is not None
     }
     namespaces: dict[str, Refusal] = {}
-    for key in state.levels:
+    # A lost bucket of a namespace with a size of its own is not covered by `others`.
+    own = dict.fromkeys(f"{rate_limits.NAMESPACE}/{name}" for name in limits.namespaces)
+    for key in {**state.levels, **own}:
         kind, _, name = key.partition("/")
         if (
             kind in (rate_limits.NAMESPACE, rate_limits.OWNER)
@@ -166,7 +168,7 @@ def active_limits(
         for kind in (rate_limits.NAMESPACE, rate_limits.OWNER):
             if (refusal := rate_limits.limit_reached(state, f"{kind}/(any other)", now=now, limits=limits)) is not None:
                 others[kind] = refusal
-    return ActiveLimits(pods, owners, namespaces, others, state.levels)
+    return ActiveLimits(pods, owners, namespaces, others, frozenset((*state.levels, *own)))
 
 
 def any_limit(limits: ActiveLimits) -> bool:
@@ -179,9 +181,9 @@ def limit_on(limits: ActiveLimits, pod: Pod) -> Refusal | None:
     owner = rate_limits.owner_of(pod)
     refusal = limits.pods.get(pod.uid) or limits.owners.get(owner) or limits.namespaces.get(pod.namespace or "")
     if refusal is None and limits.others:
-        if f"{rate_limits.OWNER}/{owner}" not in limits.levels:
+        if f"{rate_limits.OWNER}/{owner}" not in limits.known:
             refusal = limits.others.get(rate_limits.OWNER)
-        if refusal is None and f"{rate_limits.NAMESPACE}/{pod.namespace}" not in limits.levels:
+        if refusal is None and f"{rate_limits.NAMESPACE}/{pod.namespace}" not in limits.known:
             refusal = limits.others.get(rate_limits.NAMESPACE)
     return refusal
 

@@ -19,7 +19,7 @@ in every decision. Reports list the reasons in the order of the tables.
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from nodeagent.config.schema import ProtectionConfig
+from nodeagent.config.schema import NamespaceProtection, NamespaceRule, ProtectionConfig
 from nodeagent.model import Pod, PodSource, PodUsage, Refusal, RefusalCode, Tier
 
 EVICT_ANNOTATION: Final = "nodeagent.io/evict"
@@ -27,6 +27,7 @@ CRITICAL_CLASS: Final = "system-node-critical"
 CRITICAL_PRIORITY: Final = 2_000_000_000
 """The lowest priority that the kubelet never evicts (KUBELET-CONTRACT 5)."""
 EVERY_NAMESPACE: Final = "*"
+_NO_RULE: Final = NamespaceRule()
 PREFERENCES: Final[Mapping[str, float]] = {"prefer": -1.0, "avoid": 1.0}
 """Values of the ranking key `evictionPreference`, by the annotation's value."""
 
@@ -116,11 +117,20 @@ def _daemon_set(pod: Pod, rules: ProtectionConfig) -> str | None:
 
 
 def _namespace(pod: Pod, rules: ProtectionConfig) -> str | None:
-    return f"namespace {pod.namespace} is protected" if pod.namespace in rules.namespaces else None
+    if pod.namespace in rules.namespaces or namespace_rule(pod, rules).protect is NamespaceProtection.ALL:
+        return f"namespace {pod.namespace} is protected"
+    return None
+
+
+def namespace_rule(pod: Pod, rules: ProtectionConfig) -> NamespaceRule:
+    """What differs for pods of this pod's namespace."""
+    return rules.namespace_rules.get(pod.namespace or "", _NO_RULE)
 
 
 def _bare(pod: Pod, rules: ProtectionConfig) -> str | None:
-    if rules.bare_pods and pod.owner is None and pod.source is PodSource.API:
+    own = namespace_rule(pod, rules).bare_pods
+    protects = rules.bare_pods if own is None else own
+    if protects and pod.owner is None and pod.source is PodSource.API:
         return "bare pod: no controller recreates it"
     return None
 
@@ -213,7 +223,8 @@ def _usage_unknown(now: RuleInput) -> str | None:
 
 
 def _too_young(now: RuleInput) -> str | None:
-    minimum_s = now.context.rules.minimum_age_s
+    own_s = namespace_rule(now.pod, now.context.rules).minimum_age_s
+    minimum_s = now.context.rules.minimum_age_s if own_s is None else own_s
     if now.context.tier is Tier.HARD or minimum_s <= 0:
         # The youngest pod is often the cause of hard pressure; protecting it would cost another one.
         return None
@@ -225,6 +236,13 @@ def _too_young(now: RuleInput) -> str | None:
     else:
         return f"age unknown, minimum {minimum_s:.0f}s"
     return None if age_s >= minimum_s else f"{age_s:.0f}s old, minimum {minimum_s:.0f}s"
+
+
+def _namespace_soft(now: RuleInput) -> str | None:
+    if now.context.tier is Tier.HARD:
+        return None
+    protected = namespace_rule(now.pod, now.context.rules).protect is NamespaceProtection.SOFT
+    return f"namespace {now.pod.namespace} is protected in the soft tier" if protected else None
 
 
 def _disruption_budget(now: RuleInput) -> str | None:
@@ -248,6 +266,7 @@ MOMENTARY_RULES: Final = (
     MomentaryRule(RefusalCode.SYSTEM_PARTITION, _system_partition),
     MomentaryRule(RefusalCode.USAGE_UNKNOWN, _usage_unknown),
     MomentaryRule(RefusalCode.TOO_YOUNG, _too_young),
+    MomentaryRule(RefusalCode.NAMESPACE_SOFT_TIER, _namespace_soft),
     MomentaryRule(RefusalCode.DISRUPTION_BUDGET, _disruption_budget),
     MomentaryRule(RefusalCode.EVICT_NEVER, _evict_never),
 )

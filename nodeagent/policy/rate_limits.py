@@ -100,7 +100,7 @@ def bucket_of(key: str, limits: RateLimits) -> TokenBucket:
     if kind == NODE:
         return limits.node
     if kind == NAMESPACE:
-        return limits.namespace
+        return limits.namespaces.get(key.removeprefix(f"{NAMESPACE}/"), limits.namespace)
     return limits.owner if kind == OWNER else limits.signal
 
 
@@ -175,7 +175,9 @@ def return_tokens(state: RateLimitState, keys: tuple[str, ...], *, now: float, l
 
 
 def buckets(limits: RateLimits) -> tuple[TokenBucket, ...]:
-    return (limits.node, limits.namespace, limits.owner, limits.signal, limits.last_resort)
+    """The buckets of all kinds, and those of single namespaces."""
+    own = limits.namespaces.values()
+    return (limits.node, limits.namespace, limits.owner, limits.signal, limits.last_resort, *own)
 
 
 def is_full(bucket: TokenBucket, *, since: float, now: float) -> bool:

@@ -71,6 +71,8 @@ GOOD: Final = (
     "damping: {jitter: 0, penalty: 1000.5, halfLife: 1ms}",
     "protection: {namespaces: [], labels: [a=b, c], trustedNamespaces: ['*'], daemonSets: false}",
     "rateLimits: {node: {burst: 1}, owner: {perHour: 0.5}}",
+    "rateLimits: {namespaces: {shop: {burst: 9, perHour: 0}, 'no': &b {burst: 1, perHour: 2}, 0-1: *b}}",
+    "protection: {namespaceRules: {shop: {protect: soft}, batch: {barePods: false, minimumAge: 0s}, ci: {}}}",
     'conditions: {standard: "off", own: false}',
     "sampling: {interval: 20ms, cgroupRoot: /kubelet, imageDir: ''}",
     "cluster: {kubeconfig: /etc/kubernetes/kubelet.conf}",
@@ -192,6 +194,13 @@ BAD: Final = (
     Wrong("protection: {trustedNamespaces: ['a*']}", "protection.trustedNamespaces[0]", "or `*`"),
     Wrong("rateLimits: {node: {burst: 0}}", "rateLimits.node.burst", "must be from 1"),
     Wrong("rateLimits: {node: 5}", "rateLimits.node", "must be a map of burst, perHour"),
+    Wrong("rateLimits: {namespaces: [shop]}", "rateLimits.namespaces", "a line for each namespace"),
+    Wrong(
+        "rateLimits: {namespaces: {A_b: {burst: 1, perHour: 1}}}", "rateLimits.namespaces.A_b", "must be a namespace"
+    ),
+    Wrong("rateLimits: {namespaces: {shop: {burst: 1}}}", "rateLimits.namespaces.shop.perHour", "is missing"),
+    Wrong("rateLimits: {namespaces: {shop: {burst: 0, perHour: 0}}}", "rateLimits.namespaces.shop.burst", "from 1"),
+    Wrong("protection: {namespaceRules: {shop: {protect: hard}}}", "protection.namespaceRules.shop.protect", "one of"),
     Wrong("rateLimits: {ownerBackoff: 1h}", "rateLimits.ownerBackoffMax", "shorter than ownerBackoff", False),
     Wrong("sampling: {interval: 1ms}", "sampling.interval", "must be from 20ms to 1m", False),
     Wrong("sampling: {staleAfter: 500ms}", "sampling.staleAfter", "not longer than interval", False),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.schema import ProtectionConfig
+from nodeagent.config.schema import NamespaceProtection, NamespaceRule, ProtectionConfig
 from nodeagent.model import DisruptionBudget, Owner, Pod, PodSource, PodUsage, Tier
 from nodeagent.policy import protection
 from tests.support.nodes import NOW, WALL, pod, usage
@@ -40,6 +40,37 @@ def codes(
 
 def test_an_ordinary_pod_has_no_protection() -> None:
     assert codes(pod("web")) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "soft", "hard"),
+    [
+        (NamespaceRule(NamespaceProtection.ALL), ["namespace"], ["namespace"]),
+        (NamespaceRule(NamespaceProtection.SOFT), ["namespace-soft-tier"], []),
+        (NamespaceRule(), [], []),
+    ],
+)
+def test_a_namespace_is_protected_in_the_tiers_of_its_rule(
+    rule: NamespaceRule, soft: list[str], hard: list[str]
+) -> None:
+    rules = NOTHING._replace(namespace_rules={"shop": rule})
+    assert codes(pod("a", namespace="shop"), rules) == soft
+    assert codes(pod("a", namespace="shop"), rules, tier=Tier.HARD) == hard
+    assert codes(pod("a", namespace="other"), rules) == []
+
+
+def test_the_rule_of_a_namespace_replaces_single_protections() -> None:
+    bare = pod("a", namespace="batch", owner=None, source=PodSource.API)
+    strict = NOTHING._replace(bare_pods=True)
+    assert codes(bare, strict) == ["bare-pod"]
+    assert codes(bare, strict._replace(namespace_rules={"batch": NamespaceRule(bare_pods=False)})) == []
+    assert codes(bare, NOTHING._replace(namespace_rules={"batch": NamespaceRule(bare_pods=True)})) == ["bare-pod"]
+    young = usage(bare, 100)._replace(started_at=NOW - 30)
+    older = NOTHING._replace(minimum_age_s=20.0)
+    assert codes(bare, older, used=young) == []
+    assert codes(bare, older._replace(namespace_rules={"batch": NamespaceRule(minimum_age_s=60.0)}), used=young) == [
+        "too-young"
+    ]
 
 
 COMPILED_IN: list[tuple[str, dict[str, Any]]] = [

@@ -188,6 +188,34 @@ def test_no_clock_makes_tokens_out_of_nothing(since: float, now: float) -> None:
         assert level.tokens == 0
 
 
+def test_a_namespace_has_the_bucket_of_its_own() -> None:
+    limits = SMALL._replace(namespaces={"shop": TokenBucket(3, 30.0), "batch": TokenBucket(1, 30.0)})
+    for namespace, burst in (("shop", 3), ("batch", 1), ("other", 2)):
+        state, key = RateLimitState(), f"namespace/{namespace}"
+        for _ in range(burst):
+            taken = rate_limits.take_tokens(state, (key,), now=100.0, limits=limits)
+            assert isinstance(taken, RateLimitState)
+            state = taken
+        refusal = rate_limits.take_tokens(state, (key,), now=100.0, limits=limits)
+        assert isinstance(refusal, Refusal)
+        assert f"burst {burst}" in refusal.message
+
+
+def test_after_a_lost_state_a_namespace_waits_for_the_bucket_of_its_own() -> None:
+    limits = SMALL._replace(namespaces={"slow": TokenBucket(2, 1.0), "fast": TokenBucket(2, 3600.0)})
+    lost = rate_limits.spent(RateLimitState(), now=100.0)
+    known = {
+        name: backoffs.limit_on(backoffs.active_limits(lost, now=later, limits=limits), pod("a", namespace=name))
+        for later in (100.0 + 3600.0 / SMALL.owner.per_hour,)
+        for name in ("slow", "fast", "other")
+    }
+    assert known["slow"] is not None
+    assert known["slow"].code == "rate-limit-namespace"
+    assert (known["fast"], known["other"]) == (None, None)
+    pruned = backoffs.pruned(lost, now=100.0 + 3600.0, limits=limits)
+    assert pruned.spent_at is not None, "the bucket of `slow` is not full yet"
+
+
 class NeverExceeded(RuleBasedStateMachine):
     """A process that samples, evicts, is answered, crashes and restarts, against the arithmetic of token buckets.
 
