@@ -5,7 +5,8 @@ Promises:
 1. One snapshot, one decision. Everything that is passed on is a value; the only memory is the state store.
 2. The loop waits for nothing but its next wake-up: the API server, the log and the service manager have threads of
    their own.
-3. A sync that fails is logged and the next one starts. The watchdog is fed only by syncs that succeeded.
+3. A sync that fails is logged and the next one starts. The watchdog is fed only by syncs that succeeded. A defect in
+   what only reports fails no sync.
 4. A new configuration is validated first and acts first in a later sync, after enough fresh samples. One that cannot be
    used changes nothing.
 
@@ -33,6 +34,7 @@ from nodeagent.loop.executor import Executor
 from nodeagent.loop.live_page import LivePage
 from nodeagent.loop.observe import Observer
 from nodeagent.loop.oom_monitor import OomMonitor
+from nodeagent.loop.reporting import Part, Reporting
 from nodeagent.loop.state_store import StateStore
 from nodeagent.loop.sync import sync
 from nodeagent.model import ConditionType, NodeSnapshot, Note, NoteKind, Plan
@@ -77,6 +79,11 @@ class Agent:
         self._log = runtime.log
         self.wakeup_sources = runtime.wakeup_sources
         self.metrics = Metrics(self._config, boottime=runtime.boottime, runtime_counters=self._counters)
+        self.reporting = Reporting(
+            runtime.log,
+            count=functools.partial(self.metrics.observe_failure, Failure.REPORT),
+            monotonic=runtime.monotonic,
+        )
         unrecorded = functools.partial(self.metrics.observe_failure, Failure.RECORD)
         self.decision_log = DecisionLog(runtime.log, runtime.recorder, unrecorded=unrecorded)
         self._store = StateStore(
@@ -114,13 +121,13 @@ class Agent:
             cache=self.observer.ranking_cache,
             latest=lambda: self.observer.latest,
         )
-        self._live_page = LivePage(config=lambda: self._config, config_source=runtime.file.path or "built-in defaults")
+        self.live_page = LivePage(config=lambda: self._config, config_source=runtime.file.path or "built-in defaults")
         self._endpoint = Endpoint(
             endpoint.build_pages(
                 self.metrics,
                 config=lambda: self._config,
                 boottime=runtime.boottime,
-                live_page=self._live_page.document,
+                live_page=self.live_page.document,
             ),
             failed=lambda reason: self._log.warning("metrics page failed", reason=reason, once=reason),
         )
@@ -164,7 +171,7 @@ class Agent:
         if self.acts:
             self._store.save_first(now=self._runtime.boottime())
         if self._runtime.sample_recorder is not None:
-            self._runtime.sample_recorder.start()
+            self.reporting.run(Part.SAMPLES, self._runtime.sample_recorder.start)
         self._runtime.notifier.ready()
         if syncs is not None:
             self.observer.skip_startup_wait()
@@ -210,7 +217,7 @@ class Agent:
             self._log.warning("cleanup incomplete", what=left)
         self._store.close(now=self._runtime.boottime())
         if self._runtime.sample_recorder is not None:
-            self._runtime.sample_recorder.stop()
+            self.reporting.run(Part.SAMPLES, self._runtime.sample_recorder.stop)
         self._components.disks.close()
         self._components.sampler.close()
 
@@ -346,25 +353,32 @@ class Agent:
             fresh_samples=self._config.startup.fresh_samples,
             kubelet=self._kubelet.known or (),
         )
-        recorded = self.decision_log.log_plan(plan, acts=self.acts, notes=self._plan_notes(snapshot), inputs=inputs)
-        if self._runtime.sample_recorder is not None:
-            sample_recording.record_decision(
-                self._runtime.sample_recorder, plan, snapshot, zombies=self._runtime.zombies(), exact=recorded
-            )
+        run, samples, snapshots = self.reporting.run, self._runtime.sample_recorder, self._runtime.auto_snapshots
+        recorded = run(
+            Part.DECISIONS,
+            self.decision_log.log_plan,
+            plan,
+            acts=self.acts,
+            notes=self._plan_notes(snapshot),
+            inputs=inputs,
+        )
+        if samples is not None:
+            zombies, exact = self._runtime.zombies(), bool(recorded)
+            run(Part.SAMPLES, sample_recording.record_decision, samples, plan, snapshot, zombies=zombies, exact=exact)
         if now - self._status_at >= STATUS_EVERY_S:
             self._status_at = now
-            self._runtime.notifier.status(decision_log.status(plan, snapshot))
-        if self._runtime.auto_snapshots is not None:
-            self._runtime.auto_snapshots.observe_plan(plan, now=now, wall=snapshot.wall_time)
-            self._runtime.auto_snapshots.step(now=now)
-        self.oom_monitor.remember(plan, snapshot)
-        self._live_page.remember(plan, snapshot, acts=self.acts)
+            run(Part.STATUS, lambda: self._runtime.notifier.status(decision_log.status(plan, snapshot)))
+        if snapshots is not None:
+            run(Part.SNAPSHOTS, snapshots.observe_plan, plan, now=now, wall=snapshot.wall_time)
+            run(Part.SNAPSHOTS, snapshots.step, now=now)
+        run(Part.OOM_KILLS, self.oom_monitor.remember, plan, snapshot)
+        run(Part.PAGE, self.live_page.remember, plan, snapshot, acts=self.acts)
         self._store.save(now=now, urgent=False)
 
     def record_between(self, node: NodeSnapshot) -> None:
         """The flight recorder also gets samples without a decision near a threshold."""
         if self._runtime.sample_recorder is not None:
-            self._runtime.sample_recorder.record_between(node)
+            self.reporting.run(Part.SAMPLES, self._runtime.sample_recorder.record_between, node)
 
     def next_deadline_s(self, now: float) -> float:
         """Seconds until the next brake deadline or the next start of a waiting thread; infinite without either."""
@@ -385,9 +399,16 @@ class Agent:
             *workers.stuck_notes(),
             *runtime.brakes.take_notes(),
             *self._components.missing,
-            *sample_recording.notes(runtime.sample_recorder),
-            *(runtime.auto_snapshots.notes if runtime.auto_snapshots is not None else ()),
+            *self._reporting_notes(),
             *((_storm_note(runtime.forks.rates(now)),) if runtime.forks.storm(now) else ()),
+        )
+
+    def _reporting_notes(self) -> tuple[Note, ...]:
+        samples, snapshots = self._runtime.sample_recorder, self._runtime.auto_snapshots
+        return (
+            *(self.reporting.run(Part.SAMPLES, sample_recording.notes, samples) or ()),
+            *(snapshots.notes if snapshots is not None else ()),
+            *self.reporting.notes(),
         )
 
     def _owned_conditions(self) -> tuple[OwnedCondition, ...]:
@@ -411,8 +432,7 @@ class Agent:
             *self.wakeup_sources.notes,
             *runtime.other_oom_handlers(),
             *self.oom_monitor.notes(),
-            *sample_recording.notes(runtime.sample_recorder),
-            *(runtime.auto_snapshots.notes if runtime.auto_snapshots is not None else ()),
+            *self._reporting_notes(),
         )
 
     def _counters(self) -> RuntimeCounters:

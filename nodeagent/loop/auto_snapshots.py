@@ -156,9 +156,10 @@ class AutoSnapshots:
 
     def step(self, *, now: float) -> None:
         """In each sync: report a finished file, start one that is due."""
-        if self._result is not None:
-            self._report(self._result)
+        result = self._result
+        if result is not None:
             self._result, self._running = None, False
+            self._report(result)
         due = self._due
         if due is None or self._running or now < due.at or now - self._started_at < EVERY_S:
             return

@@ -34,7 +34,8 @@ Theory of operation. A sync observes, decides, acts and records. Every line belo
 17. Recounts are requested before the record and take effect in rule 5 of the next sync.
 18. The record last: 0.6 ms and 8 KiB after everything urgent. The flight recorder gets the state from before the
     decision, for replay, the sample recorder the sample. The periodic save follows. Samples without a decision are
-    recorded at most once a second, and never in a sync that prearms or caps.
+    recorded at most once a second, and never in a sync that prearms or caps. A defect in what only reports (12, 13, 18,
+    19) is logged and counted, and the sync goes on.
 19. OOM kills are found and reported after everything that acts: none of it waits for a report, and a kill is never a
     reason to evict.
 20. API connections are prewarmed after the decision, because their threads share the interpreter with it.
@@ -51,6 +52,7 @@ from nodeagent.actuators.session import Session
 from nodeagent.loop.executor import Executor
 from nodeagent.loop.observe import Observer
 from nodeagent.loop.oom_monitor import OomMonitor
+from nodeagent.loop.reporting import Part, Reporting
 from nodeagent.model import NodeSnapshot, Plan
 from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.telemetry.decision_log import DecisionLog
@@ -66,6 +68,7 @@ class Steps(Protocol):
     metrics: Metrics
     wakeup_sources: WakeupSources
     oom_monitor: OomMonitor
+    reporting: Reporting
 
     @property
     def session(self) -> Session: ...
@@ -91,7 +94,7 @@ def sync(agent: Steps) -> float:
             agent.executor.cap_growth(victims, now=node.taken_at)
     else:
         agent.record_between(node)  # 18
-    agent.oom_monitor.observe(node)  # 19
+    agent.reporting.run(Part.OOM_KILLS, agent.oom_monitor.observe, node)  # 19
     if due.under_pressure:
         agent.session.prewarm()  # 20
     agent.wakeup_sources.arm(due.headroom)  # 21
@@ -103,9 +106,9 @@ def decide_and_act(agent: Steps, snapshot: NodeSnapshot) -> None:
     plan = agent.decide(snapshot)  # 9      decide
     saved = agent.executor.brake(plan)  # 10     brake, save
     recheck = agent.executor.recheck(plan, snapshot)  # 11     second sample
-    agent.metrics.observe_plan(plan, snapshot)  # 12
+    agent.reporting.run(Part.METRICS, agent.metrics.observe_plan, plan, snapshot)  # 12
     try:
-        agent.decision_log.log_victims(plan, acts=agent.acts)  # 13
+        agent.reporting.run(Part.DECISIONS, agent.decision_log.log_victims, plan, acts=agent.acts)  # 13
         agent.executor.evict(plan, recheck, saved=saved)  # 14     second verdict, evict or kill
     finally:
         agent.session.publish(plan.conditions)  # 15     conditions, taints

@@ -44,6 +44,7 @@ class NoteKind(enum.StrEnum):
     RECLAIM = "reclaim", "The result of a reclaim action, or a program that is missing."
     RECORDER = "recorder", "Samples are not stored on disk."
     RELIEF = "relief", "Predicted and measured relief of a plan."
+    REPORTING = "reporting", "A part of the agent that only reports has a defect."
     SELF_PROTECTION = "self-protection", "The process cannot protect itself, or uses its spare descriptors."
     SNAPSHOTS = "snapshots", "The newest snapshot file that the agent wrote by itself, or why there is none."
     TAINTS = "taints", "Taints cannot be written."

@@ -2,8 +2,9 @@
 
 Promises:
 
-1. `record` never raises, never waits for a disk and never compresses: it compares the sample with the one before
-   (0.3 ms with 110 pods) and hands the change to a thread. If that thread is behind, samples are dropped and counted.
+1. `record` never waits for a disk and never compresses: it compares the sample with the one before (0.3 ms with 110
+   pods) and hands the change to a thread. If that thread is behind, samples are dropped and counted. After an error,
+   which only a defect or a shortage of memory can cause, the next sample is whole.
 2. All files have at most `max_bytes`. What waits in memory has at most `MEMORY_BYTES` of groups and one group in
    progress.
 3. A process that is killed loses at most the entry that it was writing. The next process goes on in the same directory
@@ -154,9 +155,11 @@ class SampleRecorder:
             stored = self._reducer.exact(sample) if sample.exact else self._reducer.reduced(sample)
             data = self._encoder.entry(stored, None if first else self._before)
             self._queue.put_nowait(_Entry(data, stored.wall_time, first, sample.exact))
-        except (queue.Full, OverflowError, TypeError, ValueError):
+        except Exception as error:
             self._dropped += 1
             self._before = None  # the next change has nothing to refer to
+            if not isinstance(error, queue.Full | OverflowError):
+                raise
             return
         if first:
             self._whole, self._changes, self._entries = len(data), 0, 0

@@ -237,7 +237,7 @@ def _run(work: Callable[[], object], name: str, lasts: bool) -> None:
                 work()
             except Exception as error:  # the loop reports it and continues
                 worker.step = None
-                wait_s = _count_failure(name, _text(error), lasts=lasts)
+                wait_s = _count_failure(name, error_text(error), lasts=lasts)
                 if not lasts:
                     return
             else:
@@ -276,7 +276,8 @@ def _report_death(name: str, message: str) -> None:
             del _registry.died[next(iter(_registry.died))]
 
 
-def _text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
+    """The type and the message of an error, bounded. Never raises."""
     try:
         return f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARS]
     except Exception:  # another MemoryError, or __str__ fails

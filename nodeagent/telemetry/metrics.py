@@ -89,6 +89,8 @@ class Failure(enum.StrEnum):
     """A decision or outcome could not be recorded."""
     SYNC = "sync"
     """A sync ended with an error."""
+    REPORT = "report"
+    """A part that only reports (the recorder of samples, a snapshot, the live page...) ended with an error."""
 
 
 # --- values of other packages ----------------------------------------------------------------------------------------

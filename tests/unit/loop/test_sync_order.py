@@ -57,6 +57,10 @@ class Recorder:
         self._calls, self._results, self._prefix = calls, results, prefix
 
     def __getattr__(self, name: str) -> Any:
+        if name == "reporting":
+            return Recorder(self._calls, self._results, "reporting.")
+        if self._prefix == "reporting." and name == "run":
+            return lambda _, work, *arguments, **more: work(*arguments, **more)
         if not self._prefix and name in (
             "observer",
             "executor",
