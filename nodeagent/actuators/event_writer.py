@@ -46,6 +46,8 @@ EVENTS_PER_S: Final = 1.0
 """The burst of client-go for one object; a decision with five victims emits eight Events."""
 PLAN_ANNOTATION: Final = "nodeagent.io/plan"
 """On Events: the id of the decision or of the report, as in the log and the record."""
+HOOK_ANNOTATION: Final = "nodeagent.io/hook"
+"""On Events of a pod: how the hook before its eviction ended."""
 _MAX_SERIES: Final = 256
 """Series that are stored; the oldest is dropped."""
 CONTROLLER: Final = "nodeagent.io/nodeagent"

@@ -73,6 +73,8 @@ def killed(plan_id: str, ranked: RankedVictim, *, node: str, at_wall: float) -> 
 def _about_pod(plan_id: str, victim: Victim, reason: EventReason) -> KubernetesEvent:
     pod = victim.pod
     annotations = {**victim.annotations, event_writer.PLAN_ANNOTATION: plan_id}
+    if victim.hook:
+        annotations[event_writer.HOOK_ANNOTATION] = victim.hook
     return KubernetesEvent(
         "Pod", pod.namespace or "", pod.name or "", pod.uid, reason, victim.message, annotations=annotations
     )

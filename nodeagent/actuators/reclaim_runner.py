@@ -1,4 +1,5 @@
-"""Runs the configured reclaim actions, which precede evictions: commands, and the removal of old logs.
+"""Runs the configured reclaim actions, which precede evictions: commands, and the removal of old logs. The jobs of
+hooks (`eviction_hook_jobs`) run in a runner of their own.
 
 Promises:
 
@@ -62,9 +63,11 @@ class ReclaimRunner:
         boottime: Callable[[], float],
         wake: Callable[[], None] = lambda: None,
         local_path: Callable[[str], str] = lambda path: path,
+        kind: str = "reclaim",
     ) -> None:
         """`wake` is called from another thread when a job has ended. `local_path` maps a path of the host to the
-        agent's own file system."""
+        agent's own file system. `kind` names the threads."""
+        self._kind = kind
         self.local_path = local_path
         self._closing = threading.Event()
         self._boottime = boottime
@@ -86,7 +89,7 @@ class ReclaimRunner:
             self._end(plan_id, name, JobResult(ReclaimResult.FAILED, refusal))
             return
         until = time.monotonic() + timeout_s
-        thread = workers.start_thread(lambda: self._run(plan_id, name, job, until), name=f"reclaim {name}")
+        thread = workers.start_thread(lambda: self._run(plan_id, name, job, until), name=f"{self._kind} {name}")
         if thread is None:
             self._end(plan_id, name, JobResult(ReclaimResult.FAILED, "no PID left for a thread"))
         else:
@@ -170,17 +173,19 @@ def missing_programs(actions: Iterable[ReclaimAction]) -> tuple[Note, ...]:
     """Notes about actions whose program is missing on this machine, or can be changed by other users, before it is
     needed. Reads the file system."""
     programs = ((action.name, (action.command or _BUILT_IN.get(action.kind, ("",)))[0]) for action in actions)
-    notes = []
-    for name, program in programs:
-        if not program:
-            continue
-        path = _find_program(program)
-        if path is None:
-            notes.append(Note(NoteKind.RECLAIM, f"{name} will fail: no program {program} where the agent runs"))
-        elif (found := _write_access(path)) is not None:
-            text = f"{name} runs {path} as this agent's user, and {found.path} {found.reason}: run `{found.fix}`"
-            notes.append(Note(NoteKind.RECLAIM, text))
-    return tuple(notes)
+    notes = [program_note(NoteKind.RECLAIM, name, program) for name, program in programs if program]
+    return tuple([note for note in notes if note is not None])
+
+
+def program_note(kind: NoteKind, name: str, program: str) -> Note | None:
+    """What is wrong with the program of `name` on this machine, or None. Reads the file system."""
+    path = _find_program(program)
+    if path is None:
+        return Note(kind, f"{name} will fail: no program {program} where the agent runs")
+    found = _write_access(path)
+    if found is None:
+        return None
+    return Note(kind, f"{name} runs {path} as this agent's user, and {found.path} {found.reason}: run `{found.fix}`")
 
 
 def _find_program(program: str) -> str | None:
@@ -204,7 +209,8 @@ def command(
     words: tuple[str, ...], environ: Mapping[str, str], *, stop: Callable[[], bool] = lambda: False
 ) -> ReclaimJob:
     """A job that runs this program with these variables added to the agent's."""
-    return lambda until: run_command(words, environ, until=until, stop=stop)
+    inherited = {name: value for name, value in os.environ.items() if name not in _AGENT_VARIABLES}
+    return lambda until: run_command(words, {**inherited, **environ}, until=until, stop=stop)
 
 
 def run_command(
@@ -213,16 +219,17 @@ def run_command(
     *,
     until: float,
     stop: Callable[[], bool] = lambda: False,
+    stdin: int = subprocess.DEVNULL,
 ) -> JobResult:
-    """Run a program until it ends, until `until` on time.monotonic(), or until `stop` returns True."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _AGENT_VARIABLES}
+    """Run a program with exactly this environment until it ends, until `until` on time.monotonic(), or until `stop`
+    returns True. `stdin` is a descriptor, which the caller closes."""
     try:
         process = subprocess.Popen(  # noqa: S603 - words of the administrator's configuration, without a shell
             words,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**inherited, **environ},
+            env=environ,
             cwd="/",
             start_new_session=True,
         )

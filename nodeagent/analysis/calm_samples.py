@@ -211,6 +211,7 @@ def _settled(state: PolicyState) -> bool:
         and not state.thresholds.first_observed
         and not state.in_flight.entries
         and not state.in_flight.departing
+        and not state.hooks.runs
         and not state.reclaims.tried
         and all(run.measured for run in state.reclaims.runs.values())
         and all(

@@ -24,6 +24,8 @@ from nodeagent.config.schema import Config, Mode
 from nodeagent.model import (
     ConditionStatus,
     ConditionType,
+    HookOutcome,
+    HookResult,
     Method,
     NodeSnapshot,
     Outcome,
@@ -198,6 +200,9 @@ class Simulator:
         for order in plan.reclaims:
             ended = ReclaimOutcome(plan.id, order.name, ReclaimResult.DRY_RUN, "simulated", now)
             state = outcomes.apply_reclaim(state, ended)
+        for hook in plan.hooks:
+            done = HookOutcome(plan.id, hook.pod_uid, HookResult.DRY_RUN, "simulated", now)
+            state = outcomes.apply_hook(state, done)
         self.state = state
         self._totals.add_plan(plan, snapshot)
         if self._pass_over and not plan.victims:

@@ -92,7 +92,8 @@ _EVENTS: Final = f"""# Events
 {_GENERATED.format(page="events", source="nodeagent/actuators/event_writer.py")}
 API group `events.k8s.io/v1`; node credentials can only write `v1`. The controller is `nodeagent.io/nodeagent`. Events
 are best effort: bounded, and dropped instead of delaying the agent. A repetition within six minutes extends the series
-of one Event. A dry run writes none. The annotation `nodeagent.io/plan` is the id for `nodeagent explain`.
+of one Event. A dry run writes none. The annotation `nodeagent.io/plan` is the id for `nodeagent explain`,
+`nodeagent.io/hook` on the Event of a pod how the hook before its eviction ended.
 
 | reason | on | type | when |
 | --- | --- | --- | --- |

@@ -83,3 +83,4 @@ SELECTOR: Final = Shape(r"[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?(=[^\x00-\x1f
 ACTION_NAME: Final = Shape(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", "a name: letters, digits, `-_.`")
 ARGUMENT: Final = Shape(r"[^\x00]+", "a word")
 ADDRESS: Final = Shape(r"([^\s/]*:[0-9]{1,5})?", "`host:port`, `:port`, or empty")
+URL_OR_NONE: Final = Shape(r"(https?://[\x21-\x7e]+)?", "an http:// or https:// address, or empty")

@@ -15,6 +15,7 @@ from nodeagent.config.keys import ConfigKey
 from nodeagent.config.schema import (
     API_VERSION,
     CONFIG_KIND,
+    BeforeEvictionHook,
     NamespaceRule,
     RankingKey,
     ReclaimAction,
@@ -97,6 +98,7 @@ def _sections() -> Iterator[str]:
         ("rateLimits.*", TokenBucket, "The keys of each bucket; a bucket of `namespaces` must have both."),
         ("protection.namespaceRules.*", NamespaceRule, "The keys of each namespace."),
         ("reclaim.actions", ReclaimAction, "The keys of each action."),
+        ("hooks.beforeEviction", BeforeEvictionHook, "Off without `command` and `url` (docs/escalation.md)."),
         ("signals.*", SignalRefinement, "The keys of each signal."),
         ("signals.*.hard and signals.*.soft", Refinement, "They refine one of the signal's two thresholds."),
         ("signals.*.requireStall", RequireStall, "Pressure stall information (PSI)."),

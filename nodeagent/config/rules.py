@@ -6,7 +6,7 @@ probably not as intended. Each rule is one generator of (key path, message, fix)
 
 from collections.abc import Iterator, Mapping
 
-from nodeagent.config import duration, problems
+from nodeagent.config import duration, hook_url, problems
 from nodeagent.config.problems import Origin, Problem
 from nodeagent.config.schema import DROPPED, Config, EvictionConfig, ReclaimKind
 from nodeagent.model import CONTAINERFS_SIGNALS, Amount, Signal
@@ -23,6 +23,7 @@ def errors(config: Config, eviction: EvictionConfig, *, origins: Mapping[str, Or
         _none_alone(eviction),
         _order_of_numbers(config),
         _reclaim_actions(config),
+        _hooks(config),
         _marks_without_trusted_namespace(config),
     )
 
@@ -122,6 +123,14 @@ def _reclaim_actions(config: Config) -> _Findings:
             yield f"{path}.command", "is missing", "name the program and its arguments, one word each"
         if action.kind is ReclaimKind.CONTAINER_LOGS and action.command:
             yield f"{path}.command", "containerLogs runs no command", "remove it, or make it `kind: command`"
+
+
+def _hooks(config: Config) -> _Findings:
+    hook, path = config.hooks.before_eviction, "hooks.beforeEviction"
+    if hook.command and hook.url:
+        yield f"{path}.url", "a hook is a command or an HTTP call", "remove `url` or `command`"
+    if hook.url and (trouble := hook_url.refusal(hook.url)):
+        yield f"{path}.url", trouble, "use https://, or http:// to this host, without user, password or fragment"
 
 
 def _marks_without_trusted_namespace(config: Config) -> _Findings:

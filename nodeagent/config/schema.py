@@ -225,6 +225,8 @@ class RateLimits(NamedTuple):
     """Evictions for one signal."""
     last_resort: TokenBucket = TokenBucket(1, 6.0)
     """Kills of `escalation.lastResort`."""
+    hook: TokenBucket = TokenBucket(5, 30.0)
+    """Runs of `hooks.beforeEviction`."""
     owner_backoff_s: Annotated[float, bounds.ANY_DURATION] = 60.0
     """Time after an eviction before the next pod of the same owner is evicted; doubles with each eviction."""
     owner_backoff_max_s: Annotated[float, bounds.ANY_DURATION] = 1800.0
@@ -307,6 +309,42 @@ class EscalationConfig(NamedTuple):
     `lastResortAfter`."""
     last_resort_after_s: Annotated[float, Range(1, bounds.MAX_DURATION_S)] = 30.0
     """How long the API server must have been unreachable."""
+
+
+class HookFailure(enum.StrEnum):
+    """What the soft tier does with a pod whose hook did not end well."""
+
+    EVICT = "evict"
+    SKIP = "skip"
+
+
+class BeforeEvictionHook(NamedTuple):
+    command: Annotated[tuple[str, ...], Mark.MAY_REPEAT, bounds.ARGUMENT] = ()
+    """The program and its arguments, without a shell. It gets the pod as JSON on standard input and as variables
+    (NODEAGENT_POD_NAMESPACE, NODEAGENT_POD_NAME, NODEAGENT_POD_UID, NODEAGENT_POD_CGROUP, NODEAGENT_SIGNAL...), and of
+    the agent's own environment only PATH and the language. Exit code 0 is success."""
+    url: Annotated[str, bounds.URL_OR_NONE] = ""
+    """In place of a command: the same JSON is sent here by POST, and an answer of 2xx is success. `https://` to any
+    host, `http://` to this host only (`localhost`, 127.0.0.0/8, `[::1]`). No redirect is followed, no proxy is used,
+    and no credential is sent."""
+    deadline_s: Annotated[float, Range(0.1, 600)] = 10.0
+    """After this time the command and its process group are killed, or the request is given up."""
+    on_failure: HookFailure = HookFailure.EVICT
+    """If the hook fails, reaches its deadline, or `rateLimits.hook` is reached: `evict` the pod all the same, or `skip`
+    it in the soft tier. The hard tier runs no hook and waits for none."""
+    repeat_after_s: Annotated[float, Range(1, bounds.MAX_DURATION_S)] = 600.0
+    """The result of a hook counts for its pod this long; only then may the hook run again for this pod."""
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.command or self.url)
+
+
+class HooksConfig(NamedTuple):
+    before_eviction: BeforeEvictionHook = BeforeEvictionHook()
+    """Soft tier: what runs before a pod is evicted, such as a heap dump or a deregistration. Off without `command` and
+    `url`. The eviction waits for its end, at most until its deadline; one hook runs at a time. In a dry run nothing
+    runs."""
 
 
 class ConditionsConfig(NamedTuple):
@@ -525,6 +563,8 @@ class Config(NamedTuple):
     """Actions that run before pods are evicted."""
     escalation: EscalationConfig = EscalationConfig()
     """Acts of the hard tier that the soft tier never uses."""
+    hooks: HooksConfig = HooksConfig()
+    """Commands and HTTP calls of the soft tier."""
     conditions: ConditionsConfig = ConditionsConfig()
     """The node conditions and taints that are published."""
     fleet: FleetConfig = FleetConfig()

@@ -212,6 +212,7 @@ class Agent:
         self._endpoint.close()
         self._runtime.brakes.close()
         self._runtime.reclaim_runner.close()
+        self._runtime.hook_runner.close()
         clear = self._config.conditions.on_exit is OnExit.CLEAR
         if left := self.session.stop(clear=clear, mark=not clear):
             self._log.warning("cleanup incomplete", what=left)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.actuators import brakes, reclaim_runner
+from nodeagent.actuators import brakes, eviction_hook_jobs, reclaim_runner
 from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.conditions import OwnedCondition
@@ -136,6 +136,7 @@ def build_agent(
         reclaim_runner=ReclaimRunner(
             boottime=host.boottime, wake=wakeups.wake, local_path=lambda path: host.real(host.resolve(path))
         ),
+        hook_runner=ReclaimRunner(boottime=host.boottime, wake=wakeups.wake, kind="hook"),
         forks=forks,
         other_oom_handlers=scan.other_oom_handlers,
         zombies=scan.zombies,
@@ -205,7 +206,7 @@ class ComponentBuilder:
             self._sampler(config),
             session,
             self._disks(config),
-            reclaim_runner.missing_programs(config.reclaim.actions),
+            _missing_programs(config),
         )
 
     def _connect_first(self, config: Config, owned: tuple[OwnedCondition, ...]) -> Session:
@@ -259,8 +260,8 @@ class ComponentBuilder:
         if config.sampling != old.sampling or config.local_storage_limits != old.local_storage_limits:
             disks = self._disks(config)
             before.disks.close(timeout_s=0.0)
-        missing = reclaim_runner.missing_programs(config.reclaim.actions)
-        return Components(self._above_kubelet(loaded._replace(config=config)), sampler, session, disks, missing)
+        loaded = self._above_kubelet(loaded._replace(config=config))
+        return Components(loaded, sampler, session, disks, _missing_programs(config))
 
     def _read_configz(self) -> str:
         return self.session.read_configz()  # of the newest session: a reload may replace it
@@ -286,6 +287,11 @@ class ComponentBuilder:
 
     def _disks(self, config: Config) -> DiskMonitor:
         return DiskMonitor(self._host, config.sampling, limits=config.local_storage_limits, wake=self._wakeups.wake)
+
+
+def _missing_programs(config: Config) -> tuple[Note, ...]:
+    missing = reclaim_runner.missing_programs(config.reclaim.actions)
+    return (*missing, *eviction_hook_jobs.notes(config.hooks.before_eviction))
 
 
 def _may_act(lock: AgentLock, store: StateFile | None) -> str:

@@ -53,6 +53,8 @@ class Runtime(NamedTuple):
     wakeup_sources: WakeupSources
     brakes: ActiveBrakes
     reclaim_runner: ReclaimRunner
+    hook_runner: ReclaimRunner
+    """Of hooks, apart from reclaim actions: neither takes the other's threads."""
     forks: ForkMeter
     other_oom_handlers: Callable[[], tuple[Note, ...]]
     """Notes on other programs that kill on this node."""

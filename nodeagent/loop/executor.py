@@ -1,4 +1,4 @@
-"""Acts on a plan: brakes, rechecks, evicts or kills, reclaims; and applies the outcomes.
+"""Acts on a plan: brakes, rechecks, evicts or kills, reclaims, runs hooks; and applies the outcomes.
 
 Promises:
 
@@ -7,8 +7,8 @@ Promises:
    later process can restore the tokens that they cost (see `state_store`).
 2. No pod is evicted on the decision's sample alone: right before a victim is handed over, the node is sampled again and
    the policy decides again.
-3. Every victim and every reclaim order has exactly one outcome, and every outcome reaches the policy, the metrics and
-   the log.
+3. Every victim, every reclaim order and every hook has exactly one outcome, and every outcome reaches the policy, the
+   metrics and the log.
 4. A victim that is not evicted keeps no brake: whatever the outcome, or without one, its brake ends (see
    `actuators.brakes`).
 5. In a dry run nothing outside this process changes.
@@ -21,13 +21,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from nodeagent.actuators import brakes, page_cache, reclaim_runner
+from nodeagent.actuators import brakes, eviction_hook_jobs, page_cache, reclaim_runner
 from nodeagent.actuators.cgroup_brake import BrakeKind
 from nodeagent.config.schema import BrakeMode, Config, HardKill, Mode
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.state_store import StateStore
 from nodeagent.model import (
     DISK_SIGNALS,
+    HookOutcome,
+    HookResult,
     Method,
     NodeSnapshot,
     Outcome,
@@ -66,6 +68,7 @@ class Executor:
     ) -> None:
         """`components` returns those in force: a reload replaces them."""
         self._brakes, self._reclaim_runner = runtime.brakes, runtime.reclaim_runner
+        self._hook_runner = runtime.hook_runner
         self._boottime, self._own_pod_uid = runtime.boottime, runtime.own_pod_uid
         self._components = components
         self._store = store
@@ -86,6 +89,7 @@ class Executor:
         """Apply the outcomes since the last sync, and release the brakes whose deadline has passed."""
         self._apply(self._components().session.outcomes())
         self._apply_reclaims(self._reclaim_runner.finished())
+        self._apply_hooks(eviction_hook_jobs.outcome(each) for each in self._hook_runner.finished())
         self._brakes.expire(now=self._boottime())
 
     # --- victims -----------------------------------------------------------------------------------------------------
@@ -287,3 +291,36 @@ class Executor:
             self._store.apply(outcomes.apply_reclaim, outcome)
             self._metrics.observe_reclaim(outcome)
             self._decision_log.log_reclaim_outcome(outcome)
+
+    # --- hooks -------------------------------------------------------------------------------------------------------
+
+    def start_hooks(self, plan: Plan, snapshot: NodeSnapshot) -> None:
+        """Start the hooks that the plan orders. The soft tier can wait: without a saved state none starts, so that no
+        crash starts one twice."""
+        if not plan.hooks:
+            return
+        self._decision_log.log_hook_orders(plan, acts=self._acts)
+        saved = self._store.save(now=plan.made_at, urgent=True)
+        config, runner = self._config, self._hook_runner
+        for order in plan.hooks:
+            if not self._acts or not saved:
+                result = HookResult.FAILED if self._acts else HookResult.DRY_RUN
+                message = "not run: state not saved" if self._acts else "dry run"
+                self._apply_hooks([HookOutcome(plan.id, order.pod_uid, result, message, self._boottime())])
+                continue
+            deadline_s = order.until - plan.made_at
+            job = eviction_hook_jobs.build_job(
+                config.hooks.before_eviction,
+                order,
+                plan_id=plan.id,
+                node=snapshot.node,
+                deadline_s=deadline_s,
+                stop=runner.closing,
+            )
+            runner.start(plan.id, order.pod_uid, job, timeout_s=deadline_s)
+
+    def _apply_hooks(self, results: Iterable[HookOutcome]) -> None:
+        for outcome in results:
+            self._store.apply(outcomes.apply_hook, outcome)
+            self._metrics.observe_hook(outcome)
+            self._decision_log.log_hook_outcome(outcome)

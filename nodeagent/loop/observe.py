@@ -15,7 +15,7 @@ from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.schedule import Schedule, ScheduleInputs, ScheduleState
 from nodeagent.loop.state_store import StateStore
 from nodeagent.model import ConditionStatus, DiskLayout, NodeSnapshot, PodSource, Threshold
-from nodeagent.policy import candidates, effective_thresholds, in_flight, victim_preview
+from nodeagent.policy import candidates, effective_thresholds, eviction_hook, in_flight, victim_preview
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.runtime import own_cost
 from nodeagent.sampling.disk.monitor import DiskUrgency
@@ -144,6 +144,7 @@ class Observer:
             bool(policy.thresholds.first_observed)
             or any(each.status is ConditionStatus.TRUE for each in policy.conditions.conditions.values())
             or any(not run.measured for run in policy.reclaims.runs.values())
+            or eviction_hook.is_running(policy.hooks)
             or self._recount_requested
             or self._runtime.forks.storm(now)
         )

@@ -12,6 +12,7 @@ Conventions of the whole project:
 * A mapping inside a value is never changed: a new value gets a new mapping.
 """
 
+from nodeagent.model.hooks import HookOrder, HookOutcome, HookResult
 from nodeagent.model.notes import Note, NoteKind
 from nodeagent.model.oom import (
     LoggedKill,
@@ -135,6 +136,9 @@ __all__ = [
     "DiskUsageQuality",
     "DisruptionBudget",
     "EmptyDir",
+    "HookOrder",
+    "HookOutcome",
+    "HookResult",
     "HostDirectory",
     "HugePages",
     "KubeletLevel",

@@ -26,6 +26,7 @@ class NoteKind(enum.StrEnum):
     DISKS = "disks", "Disk usage of pods or directories is missing, incomplete or estimated."
     EVENTS = "events", "Kubernetes Events cannot be written."
     FORKS = "forks", "Fork rates are unknown, or pods fork very often."
+    HOOKS = "hooks", "The program of a hook is missing, or other users can change it."
     HOST = "host", "The report is made from a recording."
     IDENTITY = "identity", "Requests for pods use the ServiceAccount's own rights, or the node's are incomplete."
     KUBELET = "kubelet", "The kubelet's configuration is unknown, or the kubelet acts first."

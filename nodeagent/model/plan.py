@@ -4,6 +4,7 @@ import enum
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from nodeagent.model.hooks import HookOrder
 from nodeagent.model.notes import Note
 from nodeagent.model.pods import Pod, PodView
 from nodeagent.model.refusals import Refusal, RefusalCode
@@ -158,6 +159,8 @@ class Victim(NamedTuple):
     limit: str = ""
     """The limit of its own that the pod exceeds (`emptydirfs.limit` ...); `threshold` is then that limit, not one of
     the node. Empty for an eviction under pressure."""
+    hook: str = ""
+    """How the hook before this eviction ended, or why it did not run; empty without a hook."""
 
 
 class ReliefReport(NamedTuple):
@@ -276,3 +279,5 @@ class Plan(NamedTuple):
     """Earlier actions whose gain this snapshot measured."""
     recount: tuple[str, ...] = ()
     """UIDs (of cgroups) of pods whose disk usage must be measured again before they can be evicted."""
+    hooks: tuple[HookOrder, ...] = ()
+    """The hooks to run now, before the soft tier evicts."""

@@ -44,8 +44,8 @@ def _protection(
     return _Attributes(RefusalKind.PROTECTION, meaning, remedy, tiers, config_key)
 
 
-def _limit(meaning: str, remedy: str = "", *, config_key: str = "") -> _Attributes:
-    return _Attributes(RefusalKind.LIMIT, meaning, remedy, config_key=config_key)
+def _limit(meaning: str, remedy: str = "", *, config_key: str = "", tiers: frozenset[Tier] = BOTH_TIERS) -> _Attributes:
+    return _Attributes(RefusalKind.LIMIT, meaning, remedy, tiers, config_key)
 
 
 def _decision(
@@ -236,6 +236,26 @@ class RefusalCode(enum.StrEnum):
         "rate-limit-signal",
         _limit("The token bucket of the signal is empty.", config_key="rateLimits.signal"),
     )
+    RATE_LIMIT_HOOK = (
+        "rate-limit-hook",
+        _limit(
+            "Soft tier: the token bucket of hooks is empty, and with `onFailure: skip` no pod is evicted without its "
+            "hook. No other pod is evicted in its place.",
+            "Raise the limit, or let `onFailure: evict` evict without the hook.",
+            config_key="rateLimits.hook",
+            tiers=SOFT_TIER,
+        ),
+    )
+    HOOK_FAILED = (
+        "hook-failed",
+        _limit(
+            "Soft tier: the hook before its eviction failed or reached its deadline, and `onFailure` is `skip`. It may "
+            "run again after `repeatAfter`. The hard tier evicts the pod as any other.",
+            "The message has the exit code, or the HTTP status; `nodeagent explain` shows the output.",
+            config_key="hooks.beforeEviction.onFailure",
+            tiers=SOFT_TIER,
+        ),
+    )
     RATE_LIMIT_LAST_RESORT = (
         "rate-limit-last-resort",
         _limit("The token bucket of kills of last resort is empty.", config_key="rateLimits.lastResort"),
@@ -357,6 +377,17 @@ class RefusalCode(enum.StrEnum):
             "Soft tier, disks: the kubelet's image garbage collection runs first.",
             config_key="reclaim.waitForKubelet",
             tiers=SOFT_TIER,
+        ),
+    )
+    WAITS_FOR_HOOK = (
+        "waits-for-hook",
+        _decision(
+            "Soft tier: the hook before an eviction runs, at most until its deadline. The message names the pod. A "
+            "hard threshold evicts meanwhile and does not wait for it.",
+            "Make the hook faster, or shorten `deadline`.",
+            config_key="hooks.beforeEviction.deadline",
+            tiers=SOFT_TIER,
+            wants_slot=True,
         ),
     )
     WAITS_FOR_RECOUNT = (

@@ -44,6 +44,7 @@ from nodeagent.policy import (
     chosen_victims,
     conditions,
     effective_thresholds,
+    eviction_hook,
     in_flight,
     local_storage_eviction,
     memory_shortage,
@@ -101,6 +102,7 @@ def decide(
         in_flight=observed.state,
         growth=state.growth,
         reclaims=runs.state,
+        hooks=eviction_hook.advance(state.hooks, now=now, config=config),
         thresholds=threshold_state,
         cache=cache if cache is not None else RankingCache(),
     )
@@ -145,6 +147,7 @@ def decide(
         reclaims=(*chosen.reclaims, *beside.orders),
         reclaim_reports=runs.reports,
         recount=recount,
+        hooks=chosen.hooks,
     )
     after = PolicyState(
         instance=state.instance,
@@ -157,6 +160,7 @@ def decide(
             state.growth, snapshot, swap_limit=pod_usage.swap_limit(snapshot, config=config)
         ),
         reclaims=beside.state,
+        hooks=chosen.hook_state if chosen.hook_state is not None else context.hooks,
         suspended_s=state.suspended_s,
     )
     return plan, after
@@ -213,7 +217,7 @@ def _plan_most_urgent(
         context = context._replace(reclaims=plan.reclaim_state or context.reclaims)
         plan = plan._replace(reclaim_state=context.reclaims)
         refusals = (*refusals, *plan.refusals)
-        if plan.victims or plan.reclaims or context.config.ranking.kubelet:
+        if plan.victims or plan.reclaims or plan.hooks or context.config.ranking.kubelet:
             return plan, refusals, limit_state
         first = first or plan
     if first is not None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.model import SIGNAL_TABLE, Outcome, OutcomeKind, ReclaimOutcome, RefusalCode
-from nodeagent.policy import backoffs, in_flight, rate_limits, reclaim
+from nodeagent.model import SIGNAL_TABLE, HookOutcome, Outcome, OutcomeKind, ReclaimOutcome, RefusalCode
+from nodeagent.policy import backoffs, eviction_hook, in_flight, rate_limits, reclaim
 from nodeagent.policy.in_flight import EvictionEvent, EvictionStage, InFlightEviction
 from nodeagent.policy.state import PolicyState
 
@@ -99,6 +99,11 @@ def apply_outcome(
 def apply_reclaim(state: PolicyState, outcome: ReclaimOutcome) -> PolicyState:
     """The state after the end of a reclaim action."""
     return state._replace(reclaims=reclaim.apply_outcome(state.reclaims, outcome))
+
+
+def apply_hook(state: PolicyState, outcome: HookOutcome) -> PolicyState:
+    """The state after the end of a hook."""
+    return state._replace(hooks=eviction_hook.apply_outcome(state.hooks, outcome))
 
 
 def _apply(state: PolicyState, outcome: Outcome, *, now: float, config: Config) -> PolicyState:

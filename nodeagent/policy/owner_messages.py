@@ -51,10 +51,11 @@ def eviction_note(victim: Victim, ranked: RankedPod | None, *, node: str) -> str
         return f"{pod} was evicted from node {node} because it exceeded a limit of its own. {victim.message.strip()}"
     what = "killed on" if victim.method is Method.KILL else "evicted from"
     cause = f"{pod} was {what} node {node} because the node was low on {resource(signal)}."
+    hook = f" Hook before the eviction: {victim.hook}." if victim.hook else ""
     if ranked is None:
-        return cause
+        return cause + hook
     text = f"{cause} {usage_text(ranked.usage, ranked.request, signal)}"
     over = ranked.usage is not None and ranked.request is not None and ranked.usage > ranked.request
     if over and SIGNAL_TABLE[signal].unit is Unit.BYTES:
         text += " The scheduler reserves what a pod requests, and no more."
-    return text
+    return text + hook

@@ -1,4 +1,4 @@
-"""How many evictions are allowed: token buckets for the node, namespaces, owners, signals and kills.
+"""How many evictions are allowed: token buckets for the node, namespaces, owners, signals, kills and hooks.
 
 Promises:
 
@@ -25,6 +25,7 @@ NAMESPACE: Final = "namespace"
 OWNER: Final = "owner"
 SIGNAL: Final = "signal"
 LAST_RESORT: Final = "last-resort"
+HOOK: Final = "hook"
 
 _EMPTY: Final = {
     NODE: RefusalCode.RATE_LIMIT_NODE,
@@ -32,6 +33,7 @@ _EMPTY: Final = {
     OWNER: RefusalCode.RATE_LIMIT_OWNER,
     SIGNAL: RefusalCode.RATE_LIMIT_SIGNAL,
     LAST_RESORT: RefusalCode.RATE_LIMIT_LAST_RESORT,
+    HOOK: RefusalCode.RATE_LIMIT_HOOK,
 }
 """The refusal of an empty bucket, by its kind."""
 FOR_ALL: Final = frozenset({_EMPTY[NODE], _EMPTY[SIGNAL], _EMPTY[LAST_RESORT]})
@@ -67,7 +69,7 @@ class Replacements(NamedTuple):
 
 class RateLimitState(NamedTuple):
     """Rate limits and back-offs. The keys of buckets are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`,
-    `last-resort`."""
+    `last-resort`, `hook`."""
 
     levels: Mapping[str, BucketLevel] = {}
     spent_at: float | None = None
@@ -97,6 +99,8 @@ def bucket_of(key: str, limits: RateLimits) -> TokenBucket:
     kind = key.partition("/")[0]
     if kind == LAST_RESORT:
         return limits.last_resort
+    if kind == HOOK:
+        return limits.hook
     if kind == NODE:
         return limits.node
     if kind == NAMESPACE:
@@ -177,7 +181,7 @@ def return_tokens(state: RateLimitState, keys: tuple[str, ...], *, now: float, l
 def buckets(limits: RateLimits) -> tuple[TokenBucket, ...]:
     """The buckets of all kinds, and those of single namespaces."""
     own = limits.namespaces.values()
-    return (limits.node, limits.namespace, limits.owner, limits.signal, limits.last_resort, *own)
+    return (limits.node, limits.namespace, limits.owner, limits.signal, limits.last_resort, limits.hook, *own)
 
 
 def is_full(bucket: TokenBucket, *, since: float, now: float) -> bool:

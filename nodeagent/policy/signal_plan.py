@@ -3,7 +3,8 @@
 Theory of operation. `plan_signal` stops at the first reason not to evict: a reclaim action that comes first, a deficit
 that is covered by pending release, a block of all evictions, an eviction whose release is awaited, disk usage older
 than the crossing. Then terminating pods are shortened (hard tier), and the least harmful victims are chosen within rate
-limits and back-offs, unless all candidates together cannot cover the deficit.
+limits and back-offs, unless all candidates together cannot cover the deficit. A hook before an eviction of the soft
+tier comes last, so that it runs for a pod that would be evicted at once.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from nodeagent.model import (
     MEMORY_SIGNALS,
     SIGNAL_TABLE,
     Deficit,
+    HookOrder,
     Method,
     NodeSnapshot,
     Note,
@@ -36,6 +38,7 @@ from nodeagent.policy import (
     candidates,
     chosen_victims,
     effective_thresholds,
+    eviction_hook,
     fresh_usage,
     in_flight,
     last_resort,
@@ -72,6 +75,7 @@ class DecisionContext(NamedTuple):
     in_flight: InFlightState
     growth: usage_growth.GrowthState
     reclaims: reclaim.ReclaimState
+    hooks: eviction_hook.HookState
     thresholds: thresholds.ThresholdState
     """After the judgement of this snapshot."""
     cache: RankingCache
@@ -104,6 +108,18 @@ class SignalPlan(NamedTuple):
     reclaim_state: reclaim.ReclaimState | None = None
     """None: unchanged."""
     recount: tuple[str, ...] = ()
+    hooks: tuple[HookOrder, ...] = ()
+    hook_state: eviction_hook.HookState | None = None
+    """None: unchanged."""
+
+
+class _Chosen(NamedTuple):
+    """The victims with their evictions in flight, and what else the choice changes."""
+
+    victims: list[tuple[Victim, InFlightEviction]]
+    refusals: tuple[Refusal, ...]
+    limit_state: RateLimitState
+    hook: eviction_hook.HookStep | None = None
 
 
 class _Target(NamedTuple):
@@ -169,15 +185,17 @@ def plan_signal(
     block = _block(context, target, limit_state, shortage=shortage)
     if block is not None:
         return plan._replace(ranking=tuple(ranked_pods.pods), refusals=(block, *limits_reached)), limit_state
-    chosen, refusals, after = _choose(context, target, ranked_pods, limit_state)
+    chosen = _choose(context, target, ranked_pods, limit_state)
+    if chosen.hook is not None and chosen.hook.order is not None:
+        plan = plan._replace(hooks=(chosen.hook.order,), hook_state=chosen.hook.state)
     return (
         plan._replace(
             ranking=tuple(ranked_pods.pods),
-            victims=tuple([victim for victim, _ in chosen]),
-            entries=tuple([entry for _, entry in chosen]),
-            refusals=(*limits_reached, *refusals),
+            victims=tuple([victim for victim, _ in chosen.victims]),
+            entries=tuple([entry for _, entry in chosen.victims]),
+            refusals=(*limits_reached, *chosen.refusals),
         ),
-        after,
+        chosen.limit_state,
     )
 
 
@@ -269,10 +287,7 @@ def _wait_for_release(context: DecisionContext, signal: Signal, tier: Tier) -> R
 # --- victims ---------------------------------------------------------------------------------------------------------
 
 
-def _choose(
-    context: DecisionContext, target: _Target, ranked_pods: RankedPods, limit_state: RateLimitState
-) -> tuple[list[tuple[Victim, InFlightEviction]], tuple[Refusal, ...], RateLimitState]:
-    """The victims with their evictions in flight, the refusals, and the rate limits after them."""
+def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, limit_state: RateLimitState) -> _Chosen:
     snapshot, now, config = context.snapshot, context.now, context.config
     out_of_reach.end_claims_wait(
         ranked_pods, target.verdict, target.trend, minimum=target.minimum, now=now, config=config
@@ -290,12 +305,30 @@ def _choose(
     selected, refusals, after = _select(context, target, ranked_pods, shortened, limit_state)
     if selected and (block := preconditions.soft_tier_blocked(snapshot, target.tier)) is not None:
         selected, refusals, after = (), (*refusals, block), limit_state
+    hook = None
+    if selected and target.tier is Tier.SOFT and config.hooks.before_eviction.enabled:
+        hook = eviction_hook.prepare(
+            context.hooks,
+            selected,
+            Deficit(target.signal, target.deficit, target.pending.amount),
+            target.observation,
+            limit_state=limit_state,
+            after=after,
+            plan_id=context.plan_id,
+            now=now,
+            config=config,
+        )
+        after = hook.limit_state
+        if hook.waits is not None:
+            selected, refusals = (), (*refusals, hook.waits)
     figures = snapshot.memory_figures(target.signal) if target.signal in MEMORY_SIGNALS else None
     chosen = []
     for position, ranked in enumerate((*shortened, *selected)):
         victim = chosen_victims.from_ranked(ranked, target.verdict, target.observation, figures, after, config)
         if target.kill:
             victim = victim._replace(method=Method.KILL)
+        if hook is not None:
+            victim = victim._replace(hook=hook.text)
         entry = chosen_victims.planned_eviction(
             victim,
             target.released,
@@ -306,7 +339,7 @@ def _choose(
             spends_tokens=position >= len(shortened),
         )
         chosen.append((victim, entry))
-    return chosen, refusals, after
+    return _Chosen(chosen, refusals, after, hook)
 
 
 def _select(
@@ -323,9 +356,19 @@ def _select(
     snapshot, now, config = context.snapshot, context.now, context.config
     releasing = target.pending.uids | {pod.view.pod.uid for pod in shortened}
     reach = out_of_reach.ReachContext(
-        snapshot, target.tier, target.kill, target.minimum, releasing, context.in_flight, limit_state, now, config
+        snapshot,
+        target.tier,
+        target.kill,
+        target.minimum,
+        releasing,
+        context.in_flight,
+        limit_state,
+        eviction_hook.failures(context.hooks, target.tier, config=config),
+        now,
+        config,
     )
     evictable, beyond = out_of_reach.split_candidates(ranked_pods, reach)
+    evictable = eviction_hook.prefer_prepared(evictable, context.hooks, left, target.tier, config)
     limited = [each.pod for each in beyond if each.replacement is out_of_reach.Replacement.NEVER]
     refusals: tuple[Refusal, ...] = ()
     futile = _futile(context, target.signal, left, [*evictable, *limited])

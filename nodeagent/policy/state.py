@@ -7,8 +7,9 @@ process that dies at any step spends no token twice.
 from typing import NamedTuple
 
 from nodeagent.model import MIN_SUSPEND_S
-from nodeagent.policy import in_flight, rate_limits, reclaim, thresholds
+from nodeagent.policy import eviction_hook, in_flight, rate_limits, reclaim, thresholds
 from nodeagent.policy.conditions import ConditionState
+from nodeagent.policy.eviction_hook import HookState
 from nodeagent.policy.in_flight import InFlightState
 from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.reclaim import ReclaimState
@@ -28,6 +29,7 @@ class PolicyState(NamedTuple):
     rate_limits: RateLimitState = RateLimitState()
     growth: GrowthState = GrowthState()
     reclaims: ReclaimState = ReclaimState()
+    hooks: HookState = HookState()
     suspended_s: float | None = None
     """How long the machine was suspended since its boot, at the last decision."""
 
@@ -73,4 +75,5 @@ def after_suspend(state: PolicyState, suspended_s: float, *, now: float) -> Poli
         thresholds=thresholds.after_suspend(state.thresholds, slept_s, now=now),
         in_flight=in_flight.after_suspend(state.in_flight, slept_s, now=now),
         reclaims=reclaim.after_suspend(state.reclaims, slept_s),
+        hooks=eviction_hook.after_suspend(state.hooks, slept_s),
     )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from nodeagent.model import (
+    HookOutcome,
     NodeSnapshot,
     OomReport,
     Outcome,
@@ -96,6 +97,10 @@ class FlightRecorder:
     def reclaim(self, report: ReclaimReport, *, wall_time: float) -> str:
         """Record what a reclaim action freed. Returns as `decision`."""
         return self._append({"record": "reclaim", "wallTime": wall_time, **to_json(report)})
+
+    def hook(self, outcome: HookOutcome, *, wall_time: float) -> str:
+        """Record the end of a hook. Returns as `decision`."""
+        return self._append({"record": "hook", "wallTime": wall_time, **to_json(outcome)})
 
     def oom(self, report: OomReport, *, wall_time: float) -> str:
         """Record OOM kills with the samples before them. Returns as `decision`."""

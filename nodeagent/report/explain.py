@@ -55,6 +55,7 @@ def _later_records(recorded: RecordedDecision) -> dict[str, Any]:
         "outcomes": [{key: value for key, value in each.items() if key != "record"} for each in recorded.outcomes],
         "reliefs": [{key: value for key, value in each.items() if key != "record"} for each in recorded.reliefs],
         "reclaims": [{key: value for key, value in each.items() if key != "record"} for each in recorded.reclaims],
+        "hookOutcomes": [{key: value for key, value in each.items() if key != "record"} for each in recorded.hooks],
     }
 
 
@@ -81,7 +82,8 @@ def _list_row(recorded: RecordedDecision) -> tuple[Cell, ...]:
     decision = recorded.decision
     if explain_oom.is_oom(decision):
         return explain_oom.list_row(recorded.id, decision)
-    first = next((each for each in (decision, *recorded.outcomes, *recorded.reliefs, *recorded.reclaims) if each), {})
+    later = (*recorded.outcomes, *recorded.reliefs, *recorded.reclaims, *recorded.hooks)
+    first = next((each for each in (decision, *later) if each), {})
     unit = _unit(decision)
     predicted = [victim.get("predictedRelief") for victim in record_fields.items(decision, "victims")]
     measured = [each.get("measured") for each in recorded.reliefs]
@@ -141,12 +143,14 @@ def sections(recorded: RecordedDecision) -> tuple[Section, ...]:
                 ),
             ),
         )
-        return tuple(each for each in (head, _victims(recorded), _reclaims(recorded)) if each.rows or each.lines)
+        later = (head, _victims(recorded), _reclaims(recorded), _hooks(recorded))
+        return tuple(each for each in later if each.rows or each.lines)
     parts = (
         _head(recorded),
         _signals(recorded),
         _refusals(recorded),
         _reclaims(recorded),
+        _hooks(recorded),
         _victims(recorded),
         _relief(recorded),
         _conditions(recorded),
@@ -336,6 +340,25 @@ def _reclaims(recorded: RecordedDecision) -> Section:
         if message := str(each.get("message") or "") if name == "pageCache" else "":
             lines.append(Cell(f"  {wording.escape_terminal(message)}", DIM))
     return Section("RECLAIM ACTIONS" if lines else "", lines=tuple(lines))
+
+
+def _hooks(recorded: RecordedDecision) -> Section:
+    """The hooks that this decision ran, and how those ended that its evictions waited for."""
+    ended = {str(each.get("podUid")): each for each in recorded.hooks}
+    orders = record_fields.items(recorded.decision, "hooks")
+    names = dict.fromkeys(ended, "") | {str(each.get("podUid")): record_fields.pod_name(each) for each in orders}
+    lines = []
+    for uid, name in names.items():
+        outcome = ended.get(uid, {})
+        result = str(outcome.get("result") or "no result recorded")
+        message = str(outcome.get("message") or "")
+        text = f"before the eviction of {name or f'uid/{uid}'}: {result}" + (f": {message}" if message else "")
+        lines.append(Cell(wording.escape_terminal(text), GOOD if result in ("done", "dry-run") else WARN))
+    for victim in record_fields.items(recorded.decision, "victims"):
+        hook = str(victim.get("hook") or "")
+        text = f"{record_fields.pod_name(victim)}, before this eviction: {hook}"
+        lines += [Cell(wording.escape_terminal(text), DIM)] if hook else []
+    return Section("HOOKS" if lines else "", lines=tuple(lines))
 
 
 def _relief(recorded: RecordedDecision) -> Section:

@@ -66,6 +66,7 @@ def to_json(report: Report) -> JsonObject:
                 "tier": str(victim.tier),
                 "gracePeriodSeconds": victim.grace_period_s,
                 "message": victim.message,
+                **({"hook": victim.hook} if victim.hook else {}),
                 "annotations": dict(victim.annotations),
             }
             for victim in plan.victims

@@ -28,6 +28,7 @@ class RecordedDecision(NamedTuple):
     outcomes: tuple[JsonObject, ...] = ()
     reliefs: tuple[JsonObject, ...] = ()
     reclaims: tuple[JsonObject, ...] = ()
+    hooks: tuple[JsonObject, ...] = ()
 
 
 def read_decisions(path: Path) -> tuple[RecordedDecision, ...]:
@@ -45,7 +46,7 @@ def read_decisions(path: Path) -> tuple[RecordedDecision, ...]:
 def group(records: Iterable[JsonObject]) -> tuple[RecordedDecision, ...]:
     """The decisions in these records, in the order in which their ids first appear."""
     decisions: dict[str, JsonObject] = {}
-    later: dict[str, dict[str, list[JsonObject]]] = {"outcome": {}, "relief": {}, "reclaim": {}}
+    later: dict[str, dict[str, list[JsonObject]]] = {"outcome": {}, "relief": {}, "reclaim": {}, "hook": {}}
     order: dict[str, None] = {}
     for record in records:
         kind = str(record.get("record"))

@@ -291,6 +291,11 @@ def _of_decisions(decisions: Iterable[RecordedDecision], own: str) -> Iterable[M
             )
             if when is not None:
                 yield Moment(when, f"reclaim action {reclaim.get('name')} ({reclaim.get('result')}): {gained}")
+        for hook in recorded.hooks:
+            when, result = record_fields.number(hook.get("wallTime")), str(hook.get("result"))
+            color = GOOD if result in ("done", "dry-run") else WARN
+            if when is not None:
+                yield Moment(when, f"hook before an eviction: {result}", color)
 
 
 def _of_kills(recorded: RecordedDecision, at: float) -> Iterable[Moment]:

@@ -133,6 +133,7 @@ def _done(story: Story) -> str:
             + (f" after {took}" if took else "")
         )
     parts += [f"reclaim action {each.get('name')}: {each.get('result')}" for each in story.recorded.reclaims]
+    parts += [f"hook before an eviction: {each.get('result')}" for each in story.recorded.hooks]
     if not parts and story.victims:
         return "no outcome is recorded"
     return "; ".join(parts)

@@ -15,6 +15,8 @@ from nodeagent.config.config_file import Change
 from nodeagent.model import (
     ConditionStatus,
     ConditionVerdict,
+    HookOutcome,
+    HookResult,
     NodeSnapshot,
     Note,
     OomKill,
@@ -91,6 +93,7 @@ class DecisionLog:
                 grace_s=victim.grace_period_s,
                 predicted_relief=victim.predicted_relief,
                 message=victim.message,
+                **({"hook": victim.hook} if victim.hook else {}),
             )
             self._awaited[plan.id, victim.pod.uid] = victim.pod.key
         while len(self._awaited) > MAX_AWAITED:
@@ -109,7 +112,7 @@ class DecisionLog:
             if self._logged_plan != plan.id:
                 self.log_victims(plan, acts=acts)
             recorded = self._record(plan, inputs)
-        elif plan.reclaims and not plan.refusals and self._not_recorded_lately((plan.reclaims[0].name,)):
+        elif plan.hooks or (plan.reclaims and not plan.refusals and self._is_new_reclaim(plan)):
             recorded = self._record(plan, inputs)
         recorded = self._refusals(plan, inputs=inputs) or recorded
         self._reliefs(plan)
@@ -158,6 +161,26 @@ class DecisionLog:
         good = outcome.result in (ReclaimResult.DONE, ReclaimResult.STOPPED, ReclaimResult.DRY_RUN)
         line = self._log.info if good else self._log.warning
         line("reclaim " + outcome.result.value, id=outcome.plan_id, action=outcome.name, message=outcome.message)
+
+    def log_hook_orders(self, plan: Plan, *, acts: bool) -> None:
+        """Log the hooks that run before evictions of the soft tier, before they start."""
+        for order in plan.hooks:
+            self._log.warning(
+                "hook started" if acts else "would run hook",
+                id=plan.id,
+                pod=order.key,
+                uid=order.pod_uid,
+                signal=order.signal,
+                deficit=order.deficit,
+            )
+
+    def log_hook_outcome(self, outcome: HookOutcome) -> None:
+        """Log and record the end of a hook. The eviction of its pod follows in a later plan."""
+        good = outcome.result in (HookResult.DONE, HookResult.DRY_RUN)
+        line = self._log.info if good else self._log.warning
+        line("hook " + outcome.result.value, id=outcome.plan_id, uid=outcome.pod_uid, message=outcome.message)
+        if self._recorder is not None:
+            self._check_recorded(self._recorder.hook(outcome, wall_time=time.time()))
 
     def log_oom_kills(self, report: OomReport) -> None:
         """Log and record OOM kills. The same container may be killed for the same limit without end, where a server
@@ -234,9 +257,12 @@ class DecisionLog:
             )
         reasons = (plan.ranked_for, *(refusal.code for refusal in plan.refusals))
         changed = self._changed("refusals", reasons)
-        if changed and plan.refusals and not plan.victims and self._not_recorded_lately(reasons):
+        if changed and plan.refusals and not (plan.victims or plan.hooks) and self._not_recorded_lately(reasons):
             return self._record(plan, inputs)
         return False
+
+    def _is_new_reclaim(self, plan: Plan) -> bool:
+        return self._not_recorded_lately((plan.reclaims[0].name,))
 
     def _not_recorded_lately(self, reasons: tuple[str, ...]) -> bool:
         now = self._clock()

@@ -225,6 +225,12 @@ FAMILIES: Final[tuple[Family, ...]] = (
         exposition.COUNTER,
         "Page cache of pods that was reclaimed before evictions.",
     ),
+    Family(
+        "nodeagent_hooks",
+        exposition.COUNTER,
+        "Hooks before evictions (`hooks.beforeEviction`), by result: done, failed, timed-out, dry-run.",
+        ("result",),
+    ),
     Family("nodeagent_disk_walk_running", exposition.GAUGE, "1: a walk measures the disk usage of pods."),
     Family(
         "nodeagent_disk_walk_paths",

@@ -29,6 +29,7 @@ from nodeagent.config.schema import Config, Mode
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
+    HookOutcome,
     MemoryModel,
     NodeSnapshot,
     OomReport,
@@ -213,6 +214,7 @@ class Metrics:
         self._measured = _Counts(1)
         self._shortfalls = _Counts(1)
         self._reclaims = _Counts(2)
+        self._hooks = _Counts(1)
         self._gained = {unit: _Counts(1) for unit in metric_families.UNIT_WORDS.values()}
         self._oom_kills = _Counts(2)
         self._lost_races = _Counts(1)
@@ -264,6 +266,10 @@ class Metrics:
     def observe_reclaim(self, outcome: ReclaimOutcome) -> None:
         """Count the page cache that an action has reclaimed. Its gain comes with a later plan."""
         self._page_cache_reclaimed += outcome.reclaimed
+
+    def observe_hook(self, outcome: HookOutcome) -> None:
+        """Count the end of a hook."""
+        self._hooks.add(outcome.result)
 
     def observe_stage(self, stage: SyncStage, seconds: float) -> None:
         """One pass through a stage."""
@@ -344,6 +350,7 @@ class Metrics:
             ("nodeagent_evictions", self._evictions),
             ("nodeagent_relief_shortfalls", self._shortfalls),
             ("nodeagent_reclaims", self._reclaims),
+            ("nodeagent_hooks", self._hooks),
             ("nodeagent_oom_kills", self._oom_kills),
             ("nodeagent_lost_races", self._lost_races),
             ("nodeagent_wakeups", self._wakeups),

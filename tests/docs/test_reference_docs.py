@@ -58,7 +58,7 @@ def test_every_refusal_code_names_its_configuration_key_on_the_page() -> None:
         assert code.meaning in page
         if code.config_key:
             assert f" `{code.config_key}` | " in page
-            assert f"| `{code.config_key.partition('.')[2]}` |" in keys
+            assert f"| `{code.config_key.rpartition('.')[2]}` |" in keys
 
 
 def test_every_reason_of_an_event_is_emitted_and_none_is_written_as_a_string() -> None:

@@ -21,6 +21,7 @@ def bare_runtime(host: Host, *, file: ConfigFile, brakes: ActiveBrakes, log: Any
         wakeup_sources=WakeupSources(host),
         brakes=brakes,
         reclaim_runner=ReclaimRunner(boottime=host.boottime),
+        hook_runner=ReclaimRunner(boottime=host.boottime, kind="hook"),
         forks=NoForks(),
         other_oom_handlers=tuple,
         zombies=lambda: None,

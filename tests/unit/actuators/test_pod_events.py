@@ -89,3 +89,13 @@ def test_a_rank_for_another_resource_is_not_quoted() -> None:
 
 def test_the_longest_names_leave_the_note_whole() -> None:
     assert len(events(decided())[1].note) + 253 + 253 < MAX_NOTE_BYTES
+
+
+def test_the_end_of_a_hook_is_an_annotation_of_the_pods_event() -> None:
+    plan = decided()
+    assert "nodeagent.io/hook" not in events(plan)[0].annotations
+    plan = plan._replace(victims=(plan.victims[0]._replace(hook="done after 2s"),))
+    pod, owner = events(plan)
+    assert pod.annotations["nodeagent.io/hook"] == "done after 2s"
+    assert pod.note == plan.victims[0].message, "the kubelet's message, byte for byte"
+    assert owner.note.endswith(" Hook before the eviction: done after 2s.")

@@ -1,9 +1,10 @@
 """Brakes, growth caps and evictions of one node, without an API server."""
 
 import dataclasses
+import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import NoCluster
 from nodeagent.config import load
 from nodeagent.config.config_file import ConfigFile
-from nodeagent.config.schema import BrakeMode, Mode
+from nodeagent.config.schema import BeforeEvictionHook, BrakeMode, HooksConfig, Mode
 from nodeagent.kube.pod_watch import PodsView
 from nodeagent.loop.components import Components
 from nodeagent.loop.executor import GROWTH_CAP_S, RECHECK_VALID_S, Executor
-from nodeagent.loop.state_store import StateStore
+from nodeagent.loop.state_store import AgentState, StateStore
 from nodeagent.model import (
     Amount,
+    HookOrder,
+    HookResult,
     MemoryModel,
     Method,
     Owner,
@@ -39,9 +42,10 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.policy import in_flight, reclaim
+from nodeagent.policy import eviction_hook, in_flight, reclaim
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.victim_preview import PredictedVictim
+from nodeagent.records.state_file import StateFile
 from nodeagent.sampling.disk.monitor import DiskMonitor
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.sampler import Sampler
@@ -65,6 +69,7 @@ class Scene:
     """memory.high of the pod."""
     cgroup: str
     executor: Executor = dataclasses.field(init=False)
+    give_state_file: Callable[[StateFile | None], None] = dataclasses.field(init=False)
 
     def configure(self, **escalation: Any) -> None:
         """Change keys of `escalation`."""
@@ -95,18 +100,27 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     runtime = runtime._replace(reclaim_runner=ReclaimRunner(boottime=host.boottime, local_path=host.real))
     metrics = Metrics(config, boottime=host.boottime)
     policy = policy_state.initial("i", now=0.0)
-    store = StateStore(policy, None, brakes=brakes, owned=tuple, status_notes=tuple, metrics=metrics, log=log)
+
+    def make_store(file: StateFile | None) -> StateStore:
+        return StateStore(policy, file, brakes=brakes, owned=tuple, status_notes=tuple, metrics=metrics, log=log)
+
     with Sampler(host, config.sampling, node_name="n") as sampler:
         components = Components(loaded, sampler, NoCluster("none here"), DiskMonitor(host, config.sampling))
         cgroup = "/" + str(pod.relative_to(tmp_path / "sys/fs/cgroup"))
-        made = Scene(store, components, brakes, pod / "memory.high", cgroup)
-        made.executor = Executor(
-            runtime,
-            components=lambda: made.components,
-            store=store,
-            decision_log=DecisionLog(log, None),
-            metrics=metrics,
-        )
+        made = Scene(make_store(None), components, brakes, pod / "memory.high", cgroup)
+
+        def give_state_file(file: StateFile | None) -> None:
+            made.store = make_store(file)
+            made.executor = Executor(
+                runtime,
+                components=lambda: made.components,
+                store=made.store,
+                decision_log=DecisionLog(log, None),
+                metrics=metrics,
+            )
+
+        made.give_state_file = give_state_file
+        give_state_file(None)
         yield made
     writer.close()
 
@@ -259,3 +273,35 @@ def test_a_victim_is_submitted_only_if_a_recent_recheck_allows_it(
     )
     scene.executor.evict(plan, recheck._replace(taken_at=recheck.taken_at - stopped_s), saved=True)
     assert session.evicted == evicted
+
+
+@pytest.mark.parametrize("scene", [Mode.DRY_RUN, Mode.ENFORCE], indirect=True)
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "not saved"])
+def test_a_hook_runs_only_if_the_agent_acts_and_its_run_is_saved(scene: Scene, saved: bool, tmp_path: Path) -> None:
+    acts, ran = scene.components.config.mode is Mode.ENFORCE, tmp_path / "ran"
+    if saved:
+        file = StateFile(tmp_path / "state", shape=AgentState, boot_id="b")
+        scene.give_state_file(file)
+    hook = BeforeEvictionHook(command=("/bin/sh", "-c", f'cat > {ran}; echo "$NODEAGENT_POD_NAME"'))
+    loaded = scene.components.loaded
+    config = loaded.config._replace(hooks=HooksConfig(hook))
+    scene.components = scene.components._replace(loaded=loaded._replace(config=config))
+    now = scene.components.sampler.sample_node(limits=True).taken_at
+    order = HookOrder("u-1", "shop", "web", "/kubepods/podu-1", Signal.MEMORY, MIB, MIB, now + 30)
+    run = eviction_hook.HookRun("plan-1", "shop/web", now, order.until)
+    scene.store.apply(lambda state: state._replace(hooks=eviction_hook.HookState({"u-1": run})))
+    plan = scene.plan()._replace(made_at=now, victims=(), hooks=(order,))
+    scene.executor.start_hooks(plan, scene.components.sampler.sample(None, None))
+    give_up = time.monotonic() + 30
+    while (ended := scene.store.policy_state.hooks.runs["u-1"]).ended_at is None:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+        scene.executor.apply_outcomes()
+    if acts and saved:
+        assert (ended.result, ended.message) == (HookResult.DONE, "web")
+        assert json.loads(ran.read_text())["pod"]["uid"] == "u-1"
+        return
+    assert (ended.result, ended.message) == (
+        (HookResult.FAILED, "not run: state not saved") if acts else (HookResult.DRY_RUN, "dry run")
+    )
+    assert not ran.exists()

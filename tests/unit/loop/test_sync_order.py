@@ -37,6 +37,7 @@ STEPS = {
     "session.publish": Step((15,), "Conditions and taints"),
     "session.announce": Step((15,), "Node Event and slot request"),
     "executor.start_reclaim": Step((16,), "Reclaim orders"),
+    "executor.start_hooks": Step((16,), "Hooks before evictions of the soft tier"),
     "observer.request_recount": Step((17,), "Recounts are requested before the record"),
     "record": Step((18,), "The record last"),
     "oom_monitor.observe": Step((19,), "OOM kills are found and reported after everything that acts"),

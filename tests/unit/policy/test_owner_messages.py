@@ -37,3 +37,8 @@ def test_a_kill_is_called_a_kill() -> None:
 def test_a_pod_over_a_limit_of_its_own_is_not_blamed_on_the_node() -> None:
     note = owner_messages.eviction_note(victim(limit="emptydirfs.limit", message="Volume v is full. "), None, node="n1")
     assert note == "Pod web-1 was evicted from node n1 because it exceeded a limit of its own. Volume v is full."
+
+
+def test_the_end_of_a_hook_is_told_and_its_output_is_not() -> None:
+    note = owner_messages.eviction_note(victim(hook="failed after 2s"), None, node="n1")
+    assert note.endswith("because the node was low on memory. Hook before the eviction: failed after 2s.")

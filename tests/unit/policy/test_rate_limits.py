@@ -18,6 +18,7 @@ SMALL = RateLimits(
     owner=TokenBucket(1, 12.0),
     signal=TokenBucket(2, 60.0),
     last_resort=TokenBucket(1, 12.0),
+    hook=TokenBucket(1, 12.0),
 )
 KEYS = rate_limits.bucket_keys(pod("web"), Signal.MEMORY)
 

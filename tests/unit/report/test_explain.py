@@ -8,12 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.commands import cli
-from nodeagent.config.schema import ReclaimAction, ReclaimConfig, ReliefConfig
-from nodeagent.model import Amount, DiskUsage, MemoryModel, Outcome, OutcomeKind, ReclaimReport, ReclaimResult, Signal
+from nodeagent.config.schema import BeforeEvictionHook, HooksConfig, ReclaimAction, ReclaimConfig, ReliefConfig
+from nodeagent.model import (
+    Amount,
+    DiskUsage,
+    HookOutcome,
+    HookResult,
+    MemoryModel,
+    Outcome,
+    OutcomeKind,
+    ReclaimReport,
+    ReclaimResult,
+    Signal,
+)
 from nodeagent.policy import outcomes
 from nodeagent.records import flight_recorder
 from nodeagent.report import explain, recorded_decisions, text
-from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, view
+from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, soft, view
 from tests.support.recorded import Run
 
 CONFIG = config(hard(value=2 * GI))
@@ -152,6 +163,26 @@ def test_a_reclaim_action_has_its_gain(tmp_path: Path) -> None:
     assert (reclaim["name"], reclaim["gained"]) == ("images", 3 * GI)
 
 
+def test_a_hook_has_its_end_and_the_eviction_says_what_it_waited_for(tmp_path: Path) -> None:
+    hook = HooksConfig(BeforeEvictionHook(command=("/bin/dump",)))
+    made = Run(tmp_path, config(soft(), hooks=hook))
+    low: dict[Signal, int | None] = {Signal.MEMORY: GI // 2}
+    made.decide(snapshot(view("fat", 3 * GI), available=low, at=NOW))
+    plan = made.decide(snapshot(view("fat", 3 * GI), available=low, at=NOW + 1))
+    [order] = plan.hooks
+    assert "HOOKS\nbefore the eviction of shop/fat: no result recorded" in explained(tmp_path, plan.id)
+    outcome = HookOutcome(plan.id, order.pod_uid, HookResult.FAILED, "exit code 3: \x1b[2J", NOW + 2)
+    made.recorder.hook(outcome, wall_time=1.0)
+    output = explained(tmp_path, plan.id)
+    assert "before the eviction of shop/fat: failed: exit code 3: " in output
+    assert "\x1b" not in output
+    found = recorded_decisions.find_decision(recorded_decisions.read_decisions(tmp_path), plan.id)
+    assert explain.to_json(found)["hookOutcomes"][0]["result"] == "failed"
+    made.state = outcomes.apply_hook(made.state, outcome)
+    after = made.decide(snapshot(view("fat", 3 * GI), available=low, at=NOW + 3))
+    assert "shop/fat, before this eviction: failed after 1s" in explained(tmp_path, after.id)
+
+
 def test_the_gain_of_a_dropped_decision_is_listed(tmp_path: Path) -> None:
     report = ReclaimReport("abc-1", "journal", Signal.NODEFS, ReclaimResult.DONE, GI, 1.0)
     flight_recorder.FlightRecorder(tmp_path).reclaim(report, wall_time=1.0)
@@ -165,14 +196,14 @@ JSON = st.recursive(
 )
 FIELDS = (
     "id", "wallTime", "madeAt", "signals", "conditions", "actingOn", "deficit", "ranking", "rankedFor", "victims",
-    "refusals", "notes", "rankOrder", "reclaims",
+    "refusals", "notes", "rankOrder", "reclaims", "hooks",
 )  # fmt: skip
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.dictionaries(st.sampled_from(("planId", "kind", "at")), JSON))
 def test_a_record_of_another_version_is_printed(decision: dict[str, object], outcome: object) -> None:
     after = (outcome,)
-    output = recorded_decisions.RecordedDecision("x", {"record": "decision", **decision}, after, after, after)  # type: ignore[arg-type]
+    output = recorded_decisions.RecordedDecision("x", {"record": "decision", **decision}, after, after, after, after)  # type: ignore[arg-type]
     assert text.render(explain.sections(output))
     assert text.render((explain.list_section([output]),))
     json.dumps(explain.to_json(output))

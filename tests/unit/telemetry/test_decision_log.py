@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from nodeagent.model import (
+    HookOrder,
+    HookOutcome,
+    HookResult,
     LostRace,
     Note,
     NoteKind,
@@ -178,6 +181,24 @@ def test_reclaim_of_page_cache_is_recorded_at_most_once_a_minute_and_logged_with
     stopped = [line for line in lines if line["event"] == "reclaim stopped"]
     assert len(stopped) == RECORD_AGAIN_S + 1
     assert stopped[0]["message"] == "reclaimed 100"
+
+
+@pytest.mark.parametrize(("acts", "event"), [(True, "hook started"), (False, "would run hook")])
+def test_a_hook_is_recorded_with_its_decision_once_and_with_its_end(
+    logged: LoggedAgent, acts: bool, event: str
+) -> None:
+    order = HookOrder("u-1", "shop", "web", "/kubepods/podu", Signal.MEMORY, 100, 50, NOW + 10)
+    wait = Refusal(RefusalCode.WAITS_FOR_HOOK, "the hook before the eviction of shop/web runs")
+    plan = acting()._replace(victims=(), refusals=(wait,), hooks=(order,))
+    logged.decision_log.log_hook_orders(plan, acts=acts)
+    logged.decision_log.log_plan(plan, acts=acts, notes=())
+    logged.decision_log.log_hook_outcome(HookOutcome(plan.id, "u-1", HookResult.FAILED, "exit code 3", NOW))
+    decision, end = logged.recorded()
+    assert (decision["record"], decision["hooks"][0]["podUid"]) == ("decision", "u-1")
+    assert (end["record"], end["planId"], end["result"], end["message"]) == ("hook", plan.id, "failed", "exit code 3")
+    started, ended = [line for line in logged.lines() if "hook" in line["event"]]
+    assert (started["event"], started["pod"], started["id"]) == (event, "shop/web", plan.id)
+    assert (ended["event"], ended["level"]) == ("hook failed", "warning")
 
 
 @pytest.mark.parametrize("cause", [OomCause.CONTAINER_LIMIT, OomCause.ALLOCATABLE])

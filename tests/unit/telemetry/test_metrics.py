@@ -14,6 +14,8 @@ from nodeagent.config.schema import Config, Mode
 from nodeagent.model import (
     ConditionType,
     DiskUsageQuality,
+    HookOutcome,
+    HookResult,
     NodeSnapshot,
     Outcome,
     OutcomeKind,
@@ -332,3 +334,12 @@ def test_promtool_has_nothing_to_object_to() -> None:
         ["promtool", "check", "metrics"], input=metrics.render(), capture_output=True, check=False, timeout=30
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+
+
+def test_hooks_are_counted_by_their_result() -> None:
+    metrics = make()
+    metrics.observe_plan(*decided(available=3 * GI))
+    for result in (HookResult.DONE, HookResult.DONE, HookResult.TIMED_OUT):
+        metrics.observe_hook(HookOutcome("a-1", "u", result, "", NOW))
+    series = read(metrics)
+    assert (series["nodeagent_hooks_total", "done"], series["nodeagent_hooks_total", "timed-out"]) == (2, 1)
