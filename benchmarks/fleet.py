@@ -273,7 +273,7 @@ def pods_of(number: int) -> tuple[PodView, ...]:
 
 def snapshot(node: Node, now: float) -> NodeSnapshot:
     available = {signal: Observation(signal, 50 * GI, 100 * GI, now, "simulated") for signal in Signal}
-    memory = 250 * MI if node.under_pressure else 4 * GI
+    memory = 400 * MI if node.under_pressure else 4 * GI  # built-in thresholds: hard 2% = 327Mi, soft 3% = 491Mi
     available[Signal.MEMORY] = Observation(Signal.MEMORY, memory, 16 * GI, now, "simulated")
     pods = tuple([PodView(view.pod, view.usage and view.usage._replace(read_at=now)) for view in node.pods])
     return NodeSnapshot(
