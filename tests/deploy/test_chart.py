@@ -230,10 +230,10 @@ def test_objects_of_the_prometheus_operator_come_on_request(render: Render) -> N
 
 
 @needs_go
-def test_a_digest_replaces_the_tag(render: Render) -> None:
+def test_a_digest_stands_beside_the_tag(render: Render) -> None:
     digest = "sha256:" + "a" * 64
     image = {"repository": "example.org/nodeagent", "tag": "x", "digest": digest}
-    assert agent_pod(render(image=image))["containers"][0]["image"] == f"example.org/nodeagent@{digest}"
+    assert agent_pod(render(image=image))["containers"][0]["image"] == f"example.org/nodeagent:x@{digest}"
 
 
 @pytest.mark.parametrize(

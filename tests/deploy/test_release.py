@@ -60,10 +60,25 @@ def test_a_missing_place_changes_nothing(copy: Path) -> None:
 def test_a_digest_names_the_image_in_every_manifest(copy: Path) -> None:
     release.set_digest(copy, DIGEST)
     release.set_digest(copy, DIGEST)  # a second time as well
-    assert re.search(rf"image: nodeagent@{DIGEST}$", (copy / "daemonset.yaml").read_text("utf-8"), re.MULTILINE)
-    for overlay in ("dry-run", "brake"):
-        text = (copy / f"kustomize/overlays/{overlay}/kustomization.yaml").read_text("utf-8")
-        assert f"{{name: nodeagent, newName: nodeagent, digest: {DIGEST}}}" in text
-    assert f'digest: "{DIGEST}"' in (copy / "charts/nodeagent/values.yaml").read_text("utf-8")
-    with pytest.raises(ValueError, match="not sha256"):
-        release.set_digest(copy, "latest")
+    image = rf"image: nodeagent:{re.escape(__version__)}@{DIGEST}$"
+    assert re.search(image, (copy / "daemonset.yaml").read_text("utf-8"), re.MULTILINE)
+    for overlay in release.OVERLAYS:
+        named = f"{{name: nodeagent, newName: nodeagent, newTag: {__version__}, digest: {DIGEST}}}"
+        assert named in (copy / overlay).read_text("utf-8")
+    assert f'digest: "{DIGEST}"' in (copy / release.VALUES).read_text("utf-8")
+
+
+def test_the_digest_of_a_version_does_not_stay_for_the_next_one(copy: Path) -> None:
+    release.set_digest(copy, DIGEST)
+    release.set_version(copy, __version__, today=TODAY)
+    assert [name for name in release.PLACES if DIGEST in (copy / name).read_text("utf-8")] == []
+    assert '  digest: ""\n' in (copy / release.VALUES).read_text("utf-8")
+
+
+def test_what_is_no_digest_or_has_no_place_changes_nothing(copy: Path) -> None:
+    (copy / release.OVERLAYS[1]).write_text("images: []\n")
+    before = (copy / "daemonset.yaml").read_text("utf-8")
+    for digest in ("latest", DIGEST):
+        with pytest.raises(ValueError, match=r"not (sha256|one image)"):
+            release.set_digest(copy, digest)
+    assert (copy / "daemonset.yaml").read_text("utf-8") == before

@@ -1,7 +1,7 @@
-"""Set the version, or the image's digest, everywhere: `python -m tests.support.release 0.2.0 [--digest sha256:...]`.
+"""Set the version or the image's digest everywhere: `python -m tests.support.release 0.2.0`, and `--digest sha256:...`.
 
 Only places that name the version of this project change (`PLACES`); then the generated files are written again. The
-changelog's heading `Unreleased` becomes that of the version.
+changelog's heading `Unreleased` becomes that of the version. A new version removes the digest of the one before.
 """
 
 import argparse
@@ -12,15 +12,21 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from nodeagent import __version__
 from tests.support.paths import REPOSITORY
 
 _VERSION: Final = r"\d+\.\d+\.\d+"
+_DIGEST: Final = r"sha256:[0-9a-f]{64}"
+OVERLAYS: Final = (
+    "kustomize/overlays/dry-run/kustomization.yaml",
+    "kustomize/overlays/brake/kustomization.yaml",
+)
+VALUES: Final = "charts/nodeagent/values.yaml"
 PLACES: Final = {
     "nodeagent/__init__.py": (r'(__version__ = ")<V>(")',),
     "charts/nodeagent/Chart.yaml": (r"(^version: )<V>($)", r'(^appVersion: ")<V>(")'),
-    "daemonset.yaml": (r"(image: \S*nodeagent:)<V>($)",),
-    "kustomize/overlays/dry-run/kustomization.yaml": (r"(newTag: )<V>(\})",),
-    "kustomize/overlays/brake/kustomization.yaml": (r"(newTag: )<V>(\})",),
+    "daemonset.yaml": (rf"(image: \S*nodeagent:)<V>(?:@{_DIGEST})?($)",),
+    **dict.fromkeys(OVERLAYS, (rf"(newTag: )<V>(?:, digest: {_DIGEST})?(\}})",)),
     "Dockerfile": (r"(nodeagent:)<V>([ `])",),
     "docs/start.md": (r"(nodeagent:)<V>([ \n])",),
     "kubectl-plugin/nodeagent.yaml": (r"(version: v)<V>($)", r"(releases/download/v)<V>(/)"),
@@ -45,6 +51,7 @@ def set_version(root: Path, version: str, *, today: dt.date) -> None:
             if not found:
                 raise ValueError(f"{name}: no version like {pattern}")
         texts[name] = text
+    texts[VALUES] = _with_digest(root, "")
     changelog = (root / "CHANGELOG.md").read_text("utf-8")
     heading = f"## [{version}] - {today.isoformat()}"
     if f"## [{version}]" not in changelog:
@@ -57,26 +64,32 @@ def set_version(root: Path, version: str, *, today: dt.date) -> None:
 
 
 def set_digest(root: Path, digest: str) -> None:
-    """Name the image by its digest in the manifest and the overlays. Raises ValueError for what is no digest."""
-    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+    """Name the image by its digest in the manifest, the overlays and the chart, beside its tag where that is written.
+
+    Raises ValueError, and changes nothing, for what is no digest or if a place is missing.
+    """
+    if not re.fullmatch(_DIGEST, digest):
         raise ValueError(f"{digest}: not sha256: and 64 hexadecimal digits")
-    manifest = root / "daemonset.yaml"
-    text, found = re.subn(
-        r"(image: \S*nodeagent)(?::[\w.-]+|@sha256:\w+)$",
-        rf"\1@{digest}",
-        manifest.read_text("utf-8"),
-        flags=re.MULTILINE,
-    )
+    texts = {VALUES: _with_digest(root, digest)}
+    for name, pattern, replacement in (
+        ("daemonset.yaml", rf"(image: \S*nodeagent:[\w.-]+)(?:@{_DIGEST})?$", rf"\1@{digest}"),
+        *((name, rf"(newTag: [\w.-]+)(?:, digest: {_DIGEST})?\}}", rf"\1, digest: {digest}}}") for name in OVERLAYS),
+    ):
+        text, found = re.subn(pattern, replacement, (root / name).read_text("utf-8"), flags=re.MULTILINE)
+        if found != 1:
+            raise ValueError(f"{name}: not one image with a tag")
+        texts[name] = text
+    for name, text in texts.items():
+        (root / name).write_text(text, "utf-8")
+
+
+def _with_digest(root: Path, digest: str) -> str:
+    """The chart's values with it."""
+    text = (root / VALUES).read_text("utf-8")
+    text, found = re.subn(r'^(  digest: )"[^"]*"$', rf'\1"{digest}"', text, flags=re.MULTILINE)
     if found != 1:
-        raise ValueError("daemonset.yaml: not one image")
-    manifest.write_text(text, "utf-8")
-    for overlay in ("dry-run", "brake"):
-        file = root / "kustomize" / "overlays" / overlay / "kustomization.yaml"
-        file.write_text(
-            re.sub(r"(newTag: [\w.-]+|digest: sha256:\w+)\}", f"digest: {digest}}}", file.read_text("utf-8"))
-        )
-    values = root / "charts" / "nodeagent" / "values.yaml"
-    values.write_text(re.sub(r'^(  digest: )"[^"]*"$', rf'\1"{digest}"', values.read_text("utf-8"), flags=re.MULTILINE))
+        raise ValueError(f"{VALUES}: not one digest")
+    return text
 
 
 def generate(root: Path, version: str) -> None:
@@ -91,18 +104,22 @@ def generate(root: Path, version: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Set the version, and the image's digest, everywhere.")
-    parser.add_argument("version", metavar="VERSION", help="for example 0.2.0")
-    parser.add_argument("--digest", metavar="sha256:...", help="of the image that daemonset.yaml and the overlays name")
+    parser.add_argument("version", metavar="VERSION", nargs="?", help="for example 0.2.0; default: unchanged")
+    parser.add_argument("--digest", metavar="sha256:...", help="of the image that the manifests name")
     options = parser.parse_args()
-    if not re.fullmatch(_VERSION, options.version):
-        parser.error(f"{options.version}: not MAJOR.MINOR.PATCH")
+    version = options.version or __version__
+    if not (options.version or options.digest):
+        parser.error("neither a version nor a digest")
+    if not re.fullmatch(_VERSION, version):
+        parser.error(f"{version}: not MAJOR.MINOR.PATCH")
     try:
-        set_version(REPOSITORY, options.version, today=dt.datetime.now(dt.UTC).date())
+        if options.version:
+            set_version(REPOSITORY, version, today=dt.datetime.now(dt.UTC).date())
         if options.digest:
             set_digest(REPOSITORY, options.digest)
     except ValueError as error:
         parser.error(str(error))
-    generate(REPOSITORY, options.version)
+    generate(REPOSITORY, version)
 
 
 if __name__ == "__main__":
