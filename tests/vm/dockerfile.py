@@ -34,6 +34,8 @@ class Built(NamedTuple):
     environment: dict[str, str]
     command: tuple[str, ...]
     """ENTRYPOINT."""
+    arguments: tuple[str, ...]
+    """CMD."""
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
@@ -46,7 +48,7 @@ def instructions(text: str) -> list[tuple[str, str]]:
 def build(dockerfile: Path, *, base: Path, scratch: Path) -> Built:
     """Every stage of the Dockerfile, below `scratch`. `base` is a root directory to start stages from."""
     stages: dict[str, Path] = {}
-    root, environment, command = scratch, dict[str, str](), ("",)
+    root, environment, command, command_arguments = scratch, dict[str, str](), ("",), ("",)
     arguments: dict[str, str] = {}
     for name, rest in instructions(dockerfile.read_text(encoding="utf-8")):
         if name == "ARG":
@@ -54,11 +56,14 @@ def build(dockerfile: Path, *, base: Path, scratch: Path) -> Built:
         elif name == "FROM":
             image, _, alias = rest.partition(" AS ")
             image = string.Template(image).substitute(arguments)
-            if image != BASE_IMAGE:
+            root, environment = scratch / (alias or "last"), {}
+            if image == BASE_IMAGE:
+                _run("cp", "--archive", "--reflink=auto", str(base), str(root))
+            elif image == "scratch":
+                root.mkdir()
+            else:
                 msg = f"FROM {image}: only {BASE_IMAGE} can be made here"
                 raise ValueError(msg)
-            root, environment = scratch / (alias or "last"), {}
-            _run("cp", "--archive", "--reflink=auto", str(base), str(root))
             stages[alias] = root
         elif name == "RUN":
             _chroot(root, rest, environment)
@@ -68,10 +73,12 @@ def build(dockerfile: Path, *, base: Path, scratch: Path) -> Built:
             environment |= dict(re.findall(r"(\w+)=(\S+)", rest))
         elif name == "ENTRYPOINT":
             command = tuple(json.loads(rest))
-        elif name != "CMD":
+        elif name == "CMD":
+            command_arguments = tuple(json.loads(rest))
+        else:
             msg = f"{name}: not understood"
             raise ValueError(msg)
-    return Built(root, environment, command)
+    return Built(root, environment, command, command_arguments)
 
 
 def base_root(folder: Path) -> Path:
@@ -100,8 +107,8 @@ def _copy(arguments: str, context: Path, stages: dict[str, Path], root: Path) ->
         origin = source_root / source.lstrip("/")
         into = root / target.lstrip("/")
         if origin.is_dir():
-            shutil.copytree(origin, into, symlinks=True, ignore=shutil.ignore_patterns("__pycache__") if
-                            source_root == context else None)  # fmt: skip
+            ignored = shutil.ignore_patterns("__pycache__") if source_root == context else None
+            shutil.copytree(origin, into, symlinks=True, ignore=ignored, dirs_exist_ok=True)
         else:
             into = into / origin.name if target.endswith("/") else into
             into.parent.mkdir(parents=True, exist_ok=True)
