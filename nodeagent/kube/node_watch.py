@@ -181,4 +181,8 @@ def decode_node(item: msgspec.Raw | bytes) -> NodeView:
 def is_older(one: str, other: str) -> bool:
     """True if the first resourceVersion of the same object is older. They are 64-bit numbers that only grow; for any
     other text this returns False."""
-    return one.isdigit() and other.isdigit() and int(one) < int(other)
+    return _is_version(one) and _is_version(other) and int(one) < int(other)
+
+
+def _is_version(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 20

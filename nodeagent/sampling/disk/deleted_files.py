@@ -260,7 +260,11 @@ class _PodScan:
         """True if the mapped file counts and was not counted through a descriptor. A file on an overlay has another
         device here, but the same inode number."""
         major, _, minor = device.partition(b":")
-        return os.makedev(int(major, 16), int(minor, 16)) in self._devices and int(inode) not in self._inodes
+        try:
+            return os.makedev(int(major, 16), int(minor, 16)) in self._devices and int(inode) not in self._inodes
+        except (ValueError, OverflowError):  # a malformed line
+            self.complete = False
+            return False
 
     def _count_error(self, error: OSError) -> None:
         self.complete = self.complete and error.errno in _GONE
@@ -268,8 +272,8 @@ class _PodScan:
 
 def _map_files_name(span: bytes) -> str:
     """The name in map_files: the name in maps without leading zeros."""
-    start, _, end = span.decode("ascii").partition("-")
-    return f"{int(start, 16):x}-{int(end, 16):x}"
+    start, _, end = span.partition(b"-")
+    return "-".join([(bound.lstrip(b"0") or b"0").decode("ascii", "replace") for bound in (start, end)])
 
 
 def _main_thread_ended(host: Host, pid: int) -> bool:

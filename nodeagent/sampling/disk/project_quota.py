@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.sampling.disk import pod_paths
 from nodeagent.sampling.disk.pod_paths import Kind, PodPath
+from nodeagent.sampling.hostfs import parse
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.hostfs.mounts import Mount
 
@@ -156,5 +157,5 @@ def _confined(host: Host, pid: int) -> bool | None:
         lines = host.read(f"/proc/{pid}/uid_map").split(b"\n")
     except Unreadable as error:
         return None if error.errno in (errno.ENOENT, errno.ESRCH) else False
-    maps = [tuple(int(word) for word in line.split()) for line in lines if line.strip()]
-    return bool(maps) and _WHOLE_RANGE not in maps
+    maps = [tuple(map(parse.parse_count, line.split())) for line in lines if line.strip()]
+    return bool(maps) and all(len(each) == 3 and None not in each for each in maps) and _WHOLE_RANGE not in maps

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.model import WriteRate
+from nodeagent.sampling.hostfs import parse
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 _MAX_PIDS: Final = 1000
@@ -54,13 +55,13 @@ def _read_cgroup(host: Host, cgroup: str) -> _CgroupCounters:
         device, _, words = line.partition(b" ")
         for word in words.split():
             name, _, number = word.partition(b"=")
-            if name == b"wbytes" and number.isdigit():
-                by_device[device] = by_device.get(device, 0) + int(number)
+            if name == b"wbytes" and (written := parse.parse_count(number)) is not None:
+                by_device[device] = by_device.get(device, 0) + written
     pending = 0
     for line in host.read(f"{cgroup}/memory.stat").split(b"\n"):
         name, _, number = line.partition(b" ")
-        if name in (b"file_dirty", b"file_writeback") and number.isdigit():
-            pending += int(number)
+        if name in (b"file_dirty", b"file_writeback"):
+            pending += parse.parse_count(number) or 0
     return _CgroupCounters(by_device, pending, now)
 
 
@@ -185,7 +186,7 @@ def _list_pids(host: Host, cgroups: Iterable[str]) -> list[int]:
     pids = []
     for cgroup in cgroups:
         try:
-            pids += [int(word) for word in host.read(f"{cgroup}/cgroup.procs").split() if word.isdigit()]
+            pids += parse.parse_pids(host.read(f"{cgroup}/cgroup.procs"))
         except Unreadable:
             continue  # the container is gone
     return pids
@@ -195,8 +196,8 @@ def read_write_bytes(host: Host, pid: int) -> int:
     """`write_bytes` of /proc/<pid>/io. Raises Unreadable."""
     for line in host.read(f"/proc/{pid}/io").split(b"\n"):
         name, _, number = line.partition(b":")
-        if name == b"write_bytes" and number.strip().isdigit():
-            return int(number)
+        if name == b"write_bytes" and (written := parse.parse_count(number)) is not None:
+            return written
     raise Unreadable(f"/proc/{pid}/io", 0, "has no write_bytes")
 
 

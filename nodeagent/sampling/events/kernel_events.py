@@ -12,6 +12,7 @@ sample. A facility that the host lacks costs latency, never correctness; a note 
 
 import contextlib
 import ctypes
+import errno
 import functools
 import os
 import select
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from nodeagent.model import Note, NoteKind
+from nodeagent.sampling.hostfs import parse
 
 PRIVILEGED_TRIGGER: Final = b"some 50000 1000000\0"
 """50 ms of stall in any window of 1 s: on the measured ramps it fires while memory can still be reclaimed."""
@@ -150,7 +152,11 @@ class MemcgThreshold:
         self._epoll.close()
 
     def _usage_now(self) -> int:
-        return int(os.pread(self._usage, 32, 0))
+        """Raises OSError, also for a malformed number."""
+        usage = parse.parse_count(os.pread(self._usage, 32, 0))
+        if usage is None:
+            raise OSError(errno.EIO, "the usage is not a number")
+        return usage
 
     def _disarm(self) -> None:
         if self._eventfd >= 0:

@@ -13,7 +13,7 @@ import os
 from typing import Final, NamedTuple
 
 from nodeagent.model import CgroupUsage, Note, NoteKind
-from nodeagent.sampling.hostfs import cgroup_memory
+from nodeagent.sampling.hostfs import cgroup_memory, parse
 from nodeagent.sampling.hostfs.cgroup_memory import MemoryFiles
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.hostfs.mounts import Mount
@@ -268,7 +268,7 @@ def processes_outside(host: Host, hierarchy: Hierarchy, pod_uids: frozenset[str]
     for directory in todo:
         # A threaded cgroup of v2 lists none: the parent lists its processes.
         with contextlib.suppress(Unreadable):
-            found += [int(pid) for pid in host.read(f"{directory}/cgroup.procs").split()]
+            found += parse.parse_pids(host.read(f"{directory}/cgroup.procs"))
         if len(todo) >= _SEARCH_WIDTH:  # level by level: the cgroups of the host are above those of containers
             continue
         with contextlib.suppress(Unreadable):

@@ -13,6 +13,11 @@ def parse_count(text: bytes) -> int | None:
     return value if value < MAX_PLAUSIBLE else None
 
 
+def parse_pids(data: bytes) -> list[int]:
+    """The numbers of a file with one PID in each line (cgroup.procs), in its order; malformed ones are left out."""
+    return [pid for word in data.split() if (pid := parse_count(word)) is not None]
+
+
 def line_starts(*names: str) -> tuple[bytes, ...]:
     """The keys of `parse_keyed`, as bytes that it can search for."""
     return tuple([f"\n{name} ".encode() for name in names])

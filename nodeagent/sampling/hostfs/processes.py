@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from nodeagent.sampling.hostfs import cgroups
+from nodeagent.sampling.hostfs import cgroups, parse
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 HOST: Final = "host"
@@ -51,7 +51,7 @@ def processes_below(host: Host, directory: str, *, max_cgroups: int = MAX_SERVIC
     complete = groups.complete
     for group in groups.directories:
         try:
-            found = [int(pid) for pid in host.read(f"{group}/cgroup.procs").split() if pid.isdigit()]
+            found = parse.parse_pids(host.read(f"{group}/cgroup.procs"))
             complete = complete and 0 not in found  # a process outside our PID namespace
             pids += [pid for pid in found if pid]
         except Unreadable as error:
@@ -141,4 +141,6 @@ def _is_exiting(host: Host, pid: int) -> bool:
     except Unreadable:
         return True
     # Fields 3 (state) and 9 (flags) of proc(5); the command before them may contain any character.
-    return len(fields) < 7 or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _EXITING)
+    if len(fields) < 7 or fields[0] in (b"Z", b"X"):
+        return True
+    return bool((parse.parse_count(fields[6]) or 0) & _EXITING)

@@ -19,7 +19,7 @@ from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from nodeagent.model import Note, NoteKind, Threshold
-from nodeagent.sampling.hostfs import cgroups, processes
+from nodeagent.sampling.hostfs import cgroups, parse, processes
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 MAX_PROCESSES: Final = 20_000
@@ -137,7 +137,8 @@ def earlyoom_level(words: Sequence[str]) -> str:
             if word[1] == "m":
                 percent = f"{value}% of the node's memory"
             else:
-                kibibytes = f"{int(value) // 1024}Mi" if value.isascii() and value.isdigit() else value
+                count = parse.parse_count(value.encode("utf-8", "surrogateescape"))
+                kibibytes = value if count is None else f"{count // 1024}Mi"
     if percent and kibibytes:
         return f"the lower of {percent} and {kibibytes}"
     return percent or kibibytes or f"{_EARLYOOM_PERCENT:g}% of the node's memory"
@@ -222,8 +223,8 @@ def _talos(host: Host) -> Note | None:
     if facts.get("ID") != "talos":
         return None
     version = facts.get("VERSION_ID", "").removeprefix("v")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isascii() and part.isdigit())
-    if len(numbers) == 2 and numbers < _TALOS_HANDLER_SINCE:
+    major, minor = map(parse.parse_count, f"{version}..".encode("utf-8", "surrogateescape").split(b".")[:2])
+    if major is not None and minor is not None and (major, minor) < _TALOS_HANDLER_SINCE:
         return None
     return _note(
         f"Talos {version or 'of an unknown version'} has an OOM handler, on by default since 1.12: by memory pressure "

@@ -53,6 +53,8 @@ def test_resource_versions_are_compared_as_numbers_if_they_are_numbers() -> None
     assert is_older("9", "10")
     assert not is_older("10", "9")
     assert not is_older("a", "b")
+    assert not is_older("\u00b2", "\u00b3"), "digits that int() does not read"
+    assert not is_older("1", "9" * 5000), "more digits than int() reads"
 
 
 def test_an_unreadable_node_keeps_the_last_view_and_sets_the_reason(watch: NodeWatch) -> None:

@@ -58,3 +58,5 @@ def test_processes_below_a_cgroup_are_those_of_its_descendants_too(tmp_path: Pat
     assert not processes.processes_below(Host("/"), str(tmp_path / "pod"), max_cgroups=2).complete
     (inner / "cgroup.procs").write_text("0\n")
     assert not processes.processes_below(Host("/"), str(tmp_path / "pod")).complete, "outside our PID namespace"
+    (inner / "cgroup.procs").write_bytes(b"\0\n-1\n" + b"9" * 5000 + b"\nx\n11\n")
+    assert processes.processes_below(Host("/"), str(tmp_path / "pod")).pids == [7, 8, 9, 11]
