@@ -44,6 +44,8 @@ class RecordedSample(NamedTuple):
     """Processes of the node in state Z. None: not counted."""
     exact: bool = False
     """The sample is the whole input of its decision: the policy decides the same on it again."""
+    dropped: int = 0
+    """Samples before this one that the recorder took and could not store."""
 
     @property
     def wall_time(self) -> float:

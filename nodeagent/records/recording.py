@@ -37,7 +37,7 @@ DIRECTORY: Final = "samples"
 """Below the state directory, and in a snapshot file."""
 MAX_FILES: Final = 4096
 MAX_TROUBLE: Final = 100
-SEGMENT: Final = re.compile(r"samples-([0-9]{1,12})(-tail)?\.rec\Z")
+SEGMENT: Final = re.compile(r"samples-([0-9]{1,9})(-tail)?\.rec\Z")
 _LEVEL: Final = 6
 
 

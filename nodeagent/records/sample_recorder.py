@@ -3,10 +3,11 @@
 Promises:
 
 1. `record` never waits for a disk and never compresses: it compares the sample with the one before (0.3 ms with 110
-   pods) and hands the change to a thread. If that thread is behind, samples are dropped and counted. After an error,
-   which only a defect or a shortage of memory can cause, the next sample is whole.
-2. All files have at most `max_bytes`. What waits in memory has at most `MEMORY_BYTES` of groups and one group in
-   progress.
+   pods) and hands the change to a thread. If that thread is behind, the samples that wait for it are dropped, and the
+   next one has their number (`dropped`). After an error, which only a defect or a shortage of memory can cause, the
+   next sample is whole.
+2. All files have at most `max_bytes`. What waits in memory has at most `MAX_WAITING_BYTES` of entries, `MEMORY_BYTES`
+   of groups, and one group in progress of at most half of `MAX_GROUP_BYTES`.
 3. A process that is killed loses at most the entry that it was writing. The next process goes on in the same directory
    with a segment of its own.
 4. While the directory's file system is short, full or read-only, or its threshold is met, groups stay in memory, and
@@ -19,7 +20,6 @@ each entry to the tail and keeps it for the compression of the group.
 """
 
 import collections
-import queue
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +37,7 @@ from nodeagent.model import (
 )
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.records import recording_format
+from nodeagent.records.entry_queue import Entry, EntryQueue
 from nodeagent.records.recording_format import Encoder
 from nodeagent.records.sample_reduction import SampleReducer
 from nodeagent.records.segment_files import SegmentFiles
@@ -52,8 +53,6 @@ NEAR_MEMORY: Final = 2.0
 NEAR_OTHER: Final = 1.1
 """Near a threshold: less is available than its value times this. Memory goes from there to the threshold within
 seconds. Disks may be nearly full for months."""
-MAX_WAITING: Final = 64
-"""Entries that the thread has not taken yet: about a minute near a threshold."""
 MEMORY_BYTES: Final = 2 << 20
 """Completed groups that wait in memory for a disk: an hour of calm with 110 pods."""
 RETRY_S: Final = 30.0
@@ -71,19 +70,11 @@ class RecorderCounts(NamedTuple):
 
     samples: int = 0
     dropped: int = 0
-    """Samples that were not recorded because the thread was behind, or that could not be encoded."""
+    """Samples that were not recorded because the thread was behind, or that could not be encoded or written."""
     failures: int = 0
     """Failed writes."""
     disk_bytes: int = 0
     memory_bytes: int = 0
-
-
-class _Entry(NamedTuple):
-    data: bytes
-    wall: float
-    first: bool
-    """It begins a group."""
-    exact: bool
 
 
 class SampleRecorder:
@@ -107,8 +98,10 @@ class SampleRecorder:
         self._last: RecordedSample | None = None
         """As it was recorded, before small changes were left out."""
         self._near_since: float | None = None
-        self._samples = self._dropped = 0
-        self._queue: queue.Queue[_Entry | None] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        self._missing = 0
+        """Samples that were dropped since the last entry."""
+        self._queue = EntryQueue()
         self._writer = _Writer(SegmentFiles(directory, max_bytes=max_bytes), self._encoder, header, monotonic)
         self._group_limit = min(max_bytes // GROUP_SHARE, recording_format.MAX_GROUP_BYTES // 2)
         self._thread = workers.make_thread(self._run, name="recorder")
@@ -148,52 +141,61 @@ class SampleRecorder:
         """Record the sample: whole if it is `exact`, otherwise without small changes."""
         self._recorded_at, self._last = sample.at, sample
         self._writer.observe_disks(sample.signals)
+        dropped = self._queue.drop_if_full()
+        self._dropped += dropped
+        self._missing += dropped
+        if dropped or self._writer.needs_first:
+            self._before = None  # a change has nothing to refer to
         try:
-            first = self._before is None or recording_format.group_is_full(
-                whole=self._whole, changes=self._changes, samples=self._entries, limit=self._group_limit
-            )
-            stored = self._reducer.exact(sample) if sample.exact else self._reducer.reduced(sample)
-            data = self._encoder.entry(stored, None if first else self._before)
-            self._queue.put_nowait(_Entry(data, stored.wall_time, first, sample.exact))
+            self._put(sample)
         except Exception as error:
             self._dropped += 1
-            self._before = None  # the next change has nothing to refer to
-            if not isinstance(error, queue.Full | OverflowError):
+            self._missing += 1
+            self._before = None
+            if not isinstance(error, OverflowError):
                 raise
-            return
+
+    def _put(self, sample: RecordedSample) -> None:
+        first = self._before is None or recording_format.group_is_full(
+            whole=self._whole, changes=self._changes, samples=self._entries, limit=self._group_limit
+        )
+        stored = self._reducer.exact(sample) if sample.exact else self._reducer.reduced(sample)
+        stored = stored._replace(dropped=self._missing)
+        data = self._encoder.entry(stored, None if first else self._before)
+        self._queue.put(Entry(data, stored.wall_time, first, sample.exact))
+        self._missing = 0
         if first:
             self._whole, self._changes, self._entries = len(data), 0, 0
         else:
             self._changes += len(data)
         self._before = stored
         self._entries += 1
-        self._samples += 1
 
     def notes(self) -> tuple[Note, ...]:
         """Why samples are not stored on disk; empty if they are."""
-        trouble = self._writer.trouble
-        return (Note(NoteKind.RECORDER, trouble),) if trouble else ()
+        writer = self._writer
+        return tuple(
+            [Note(NoteKind.RECORDER, each) for each in (writer.trouble, writer.defect, writer.ignored) if each]
+        )
 
     def counts(self) -> RecorderCounts:
         """May be called by any thread."""
         writer = self._writer
-        return RecorderCounts(self._samples, self._dropped, writer.failures, writer.files.total, writer.memory_bytes)
+        dropped, waiting = self._dropped + writer.dropped, writer.memory_bytes + self._queue.bytes
+        return RecorderCounts(writer.taken, dropped, writer.failures, writer.files.total, waiting)
 
     @property
     def idle(self) -> bool:
         """True if the thread has taken every sample."""
-        return self._queue.empty()
+        return not self._queue
 
     def stop(self) -> None:
         """Write what waits, at most for `STOP_S`."""
-        try:
-            self._queue.put(None, timeout=STOP_S)
-        except queue.Full:
-            return
+        self._queue.close()
         workers.join(self._thread, STOP_S)
 
     def _run(self) -> None:
-        while (entry := self._queue.get()) is not None:
+        while (entry := self._queue.take()) is not None:
             with workers.step("write", limit_s=WRITE_LIMIT_S):
                 self._writer.add(entry)
         self._writer.close()
@@ -212,11 +214,17 @@ class _Writer:
         self.files = files
         self.failures = 0
         self.trouble = ""
+        """Why samples are not stored on disk; empty if they are."""
+        self.defect = ""
+        """The last error that no disk explains."""
+        self.needs_first = False
+        """The group in progress is lost: the next entry has to begin one."""
+        self.taken = self.dropped = 0
         self.memory_bytes = 0
         self._encoder = encoder
         self._header = header
         self._monotonic = monotonic
-        self._entries: list[_Entry] = []
+        self._entries: list[Entry] = []
         self._written = 0
         """Entries of the group in progress that are in the tail."""
         self._group = 0
@@ -229,7 +237,30 @@ class _Writer:
         """The devices whose disk signal is below a threshold. Called by the loop."""
         self._short_devices = short_devices(signals)
 
-    def add(self, entry: _Entry) -> None:
+    @property
+    def ignored(self) -> str:
+        """A name in the directory that is not one of the recorder's files; empty without one."""
+        name = self.files.ignored
+        return f"{name} is no file of the recorder and is ignored" if name else ""
+
+    def add(self, entry: Entry) -> None:
+        """Never raises an `Exception`: a defect costs the group in progress, and the next one is written."""
+        if self.needs_first and not entry.first:
+            self.dropped += 1
+            return
+        try:
+            self._add(entry)
+        except Exception as error:
+            self.failures += 1
+            self.dropped += 1
+            self._entries, self._written, self.needs_first = [], 0, True
+            self.files.close()  # its tail may lack an entry
+            self.defect = f"samples were lost by a defect of nodeagent: {workers.error_text(error)}"
+        else:
+            self.taken += 1
+            self.needs_first = False
+
+    def _add(self, entry: Entry) -> None:
         if entry.first and self._entries:
             self._complete_group()
         if entry.first:

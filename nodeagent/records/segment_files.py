@@ -6,16 +6,19 @@ Promises:
 2. A process that is killed at any moment leaves files that a reader can use: completed groups are appended, and the
    group in progress is a file of its own, whose entries are appended one by one.
 3. A symbolic link is not followed, neither as the directory itself nor in it. Parents of the directory may be links.
+4. Whatever else has the name of a segment, such as a directory, is left alone, and the segment gets another number.
+5. One process writes: a second one gets an error, also from another container.
 
 Theory of operation. Every process begins a segment with a new number: `samples-N.rec` for completed groups,
 `samples-N-tail.rec` for the group in progress. A completed group is appended first, then the tail is truncated; a
 reader counts a group that is in both once. No file stays open for writing, so that the file system can be mounted
-read-only at any time. Nothing is flushed to the device: a crash of the machine may cost the last
-half minute, which the checksums show.
+read-only at any time. The directory stays open for reading, with a lock that ends with the process. Nothing is flushed
+to the device: a crash of the machine may cost the last half minute, which the checksums show.
 """
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -28,6 +31,11 @@ SEGMENTS: Final = 16
 """Into how many segments the bound is divided: dropping the oldest costs this share of the past."""
 MAX_SEGMENTS: Final = 500
 """More are left only by a process that restarts again and again."""
+MAX_NUMBER: Final = 10**8
+"""The next number is above those below this: ten restarts a second reach it in four months. What has a larger number
+was put there."""
+MAX_TRIES: Final = 1000
+"""Numbers that are tried for a new segment."""
 RESERVE_SHARE: Final = 0.05
 MAX_RESERVE_BYTES: Final = 64 << 20
 """The file system is short if less is free: 5% of it, at most 64 MiB. What else is on it needs the rest."""
@@ -51,6 +59,8 @@ class SegmentFiles:
         self._header_size = 0
         self.total = 0
         """Bytes of all segments in the directory."""
+        self.ignored = ""
+        """The path of one entry of the directory that has the name of a segment and is none."""
         self._main_size = 0
         self._tail_size = 0
 
@@ -67,11 +77,8 @@ class SegmentFiles:
         self.close()
         try:
             self._open_directory()
-            found = self._list()
-            self._number = max((each.number for each in found), default=0) + 1
             self._make_room(2 * len(header), new_segment=True)
-            self._create(self._main, header)
-            self._tail_version = self._create(self._tail, header)
+            self._create_segment(header)
         except OSError:
             self.close()
             raise
@@ -161,6 +168,30 @@ class SegmentFiles:
             if self._directory.is_symlink():
                 raise OSError(errno.ELOOP, "a symbolic link, not a directory", str(self._directory)) from error
             raise
+        try:
+            fcntl.flock(self._directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(error.errno, "another process records in this directory", str(self._directory)) from error
+        except OSError:
+            return  # a file system without locks
+
+    def _create_segment(self, header: bytes) -> None:
+        """Two files with a number that nothing in the directory has."""
+        numbers = [int(match[1]) for match in map(recording.SEGMENT.match, os.listdir(self._directory_fd)) if match]
+        self._number = max([each for each in numbers if each < MAX_NUMBER], default=0)
+        for _ in range(MAX_TRIES):
+            self._number += 1
+            try:
+                self._create(self._main, header)
+            except FileExistsError:
+                continue
+            try:
+                self._tail_version = self._create(self._tail, header)
+            except FileExistsError:
+                os.unlink(self._main, dir_fd=self._directory_fd)
+                continue
+            return
+        raise FileExistsError(errno.EEXIST, "no free number for a segment", str(self._directory))
 
     def _create(self, name: str, header: bytes) -> os.stat_result:
         fd = self._open(name, os.O_CREAT | os.O_EXCL)
@@ -179,6 +210,8 @@ class SegmentFiles:
                     status = os.stat(name, dir_fd=self._directory_fd, follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
                         found.append(_Found(int(match[1]), name, status.st_size))
+                    else:
+                        self.ignored = str(self._directory / name)
         self.total = sum(each.size for each in found)
         return sorted(found)
 

@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent.model import Note, Observation, Signal, SignalState
 from nodeagent.model.recording import RecordedSample, RecordingHeader
+from nodeagent.records.entry_queue import MAX_WAITING_BYTES
 from nodeagent.records.recording import open_recording
 from nodeagent.records.sample_recorder import LONG_S, SampleRecorder
 from tests.support import nodes, recorded_samples
@@ -44,7 +45,7 @@ def recorded(directory: Path) -> list[RecordedSample]:
 def settle(found: SampleRecorder, samples: int) -> None:
     """Wait until the thread has taken all samples."""
     until = time.monotonic() + 10
-    while found._queue.qsize() and time.monotonic() < until:
+    while not found.idle and time.monotonic() < until:
         time.sleep(0.005)
     time.sleep(0.05)
     assert found.counts().samples == samples
@@ -112,7 +113,7 @@ while True:
     recorder.record(recorded_samples.sample(index)._replace(exact=True))
     index += 1
     print(index, flush=True)
-    while recorder._queue.qsize() > 4:
+    while len(recorder._queue) > 4:
         time.sleep(0.0005)
 """
 
@@ -179,18 +180,49 @@ def test_between_decisions_signals_near_a_threshold_are_recorded_once_a_second(
     assert (lowest < available) == (samples > 1)
 
 
-def test_a_recorder_without_its_thread_drops_and_counts_and_the_rest_is_readable(tmp_path: Path) -> None:
+def test_a_recorder_without_its_thread_keeps_the_newest_and_the_gap_is_in_the_recording(tmp_path: Path) -> None:
     found = SampleRecorder(tmp_path, max_bytes=8 << 20, header=lambda: HEADER)
     samples = exact(100)
     for sample in samples:
         found.record(sample)
-    counts = found.counts()
-    assert (counts.samples, counts.dropped) == (64, 36)
+    assert found.counts().dropped == 64
     found.start()
-    settle(found, 64)
+    settle(found, 36)
     found.record(exact(1, start=200)[0])
     found.stop()
-    assert recorded(tmp_path) == [*samples[:64], exact(1, start=200)[0]]
+    after_the_gap = samples[64]._replace(dropped=64)
+    assert recorded(tmp_path) == [after_the_gap, *samples[65:], exact(1, start=200)[0]]
+
+
+def test_what_waits_for_a_thread_that_hangs_is_bounded_in_bytes(tmp_path: Path) -> None:
+    found = SampleRecorder(tmp_path, max_bytes=40 << 20, header=lambda: HEADER)
+    for sample in exact(8, pods=2000):
+        found.record(sample._replace(snapshot=sample.snapshot._replace(pods=sample.snapshot.pods[::-1])))
+        found._before = None  # each is whole, as after an error
+        assert found.counts().memory_bytes < MAX_WAITING_BYTES + (1 << 20)
+    assert 0 < found.counts().dropped < 8
+
+
+def test_a_defect_in_the_thread_costs_a_group_and_is_counted_and_noted(tmp_path: Path) -> None:
+    headers: list[RecordingHeader] = []
+
+    def header() -> RecordingHeader:
+        return headers[0]
+
+    found = SampleRecorder(tmp_path, max_bytes=8 << 20, header=header)
+    found.start()
+    samples = exact(9)
+    for sample in samples[:3]:
+        found.record(sample)
+    settle(found, 0)
+    assert "samples were lost by a defect of nodeagent: IndexError" in found.notes()[0].message
+    headers.append(HEADER)
+    for sample in samples[3:]:
+        found.record(sample)
+    found.stop()
+    counts = found.counts()
+    assert (counts.samples, counts.dropped) == (6, 3)
+    assert recorded(tmp_path) == samples[3:]
 
 
 # --- a disk that is short --------------------------------------------------------------------------------------------
@@ -332,6 +364,59 @@ def test_a_link_at_the_name_of_a_segment_is_not_followed(tmp_path: Path) -> None
     found.record(recorded_samples.sample())
     found.stop()
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["samples-999999999999.rec", "samples-999999999.rec", "samples-100000000-tail.rec"])
+def test_a_file_with_a_huge_number_does_not_end_the_recording(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"not a recording")
+    for index in range(3):
+        found = recorder(tmp_path)
+        found.record(exact(1, start=index)[0])
+        settle(found, 1)
+        assert found.notes() == ()
+        found.stop()
+    read = [round(sample.at - nodes.NOW) for sample in open_recording(tmp_path).samples()]
+    assert read == [0, 1, 2]
+
+
+def test_a_directory_in_place_of_a_segment_is_ignored_and_noted(tmp_path: Path) -> None:
+    for name in ("samples-1.rec", "samples-2-tail.rec"):
+        (tmp_path / name).mkdir()
+    samples = exact(3)
+    found = recorder(tmp_path)
+    for sample in samples:
+        found.record(sample)
+    settle(found, 3)
+    assert "is no file of the recorder and is ignored" in found.notes()[0].message
+    found.stop()
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "samples-1.rec",
+        "samples-2-tail.rec",
+        "samples-3-tail.rec",
+        "samples-3.rec",
+    ]
+    assert list(open_recording(tmp_path).samples()) == samples
+
+
+def test_the_second_process_in_a_directory_keeps_its_samples_in_memory_until_the_first_has_ended(
+    tmp_path: Path,
+) -> None:
+    clock, samples = Clock(), exact(8)
+    first, second = recorder(tmp_path), recorder(tmp_path, clock=clock)
+    first.record(samples[0])
+    settle(first, 1)
+    for sample in samples[1:7]:
+        second.record(sample)
+    settle(second, 6)
+    [note] = second.notes()
+    assert note.message == f"samples stay in memory: {tmp_path}: another process records in this directory"
+    assert len(list(tmp_path.glob("samples-*.rec"))) == 2
+    first.stop()
+    clock.now += 31
+    second.record(samples[7])
+    second.stop()
+    assert second.notes() == ()
+    assert recorded(tmp_path) == samples
 
 
 def test_other_files_in_the_directory_are_never_removed(tmp_path: Path) -> None:
