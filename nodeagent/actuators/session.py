@@ -275,12 +275,13 @@ class ClusterSession:
         writers = self._writers
         if writers is None:
             return
-        soft = any(victim.tier is Tier.SOFT for victim in plan.victims)
+        soft = any(victim.tier is Tier.SOFT and not victim.limit for victim in plan.victims)
         if writers.slots is not None and (soft or any(refusal.code.wants_slot for refusal in plan.refusals)):
             writers.slots.want()
         if plan.victims:
             ranks = {**self._ranks, **pod_events.ranks_of(plan)}
             self._ranks = dict(list(ranks.items())[-_MAX_RANKS:])
+        if any(not victim.limit for victim in plan.victims):
             resource = SIGNAL_TABLE[plan.victims[0].threshold.signal].resource
             self.emit_node_event(
                 EventReason.EVICTION_THRESHOLD_MET,

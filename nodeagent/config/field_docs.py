@@ -7,7 +7,9 @@ import ast
 import inspect
 from functools import cache
 
-from nodeagent.config import schema
+from nodeagent.config import own_limit, schema
+
+_MODULES = (schema, own_limit)
 
 
 def field_doc(owner: type, field: str) -> str:
@@ -18,7 +20,7 @@ def field_doc(owner: type, field: str) -> str:
 @cache
 def _docs() -> dict[tuple[str, str], str]:
     found = {}
-    for node in ast.parse(inspect.getsource(schema)).body:
+    for node in [node for module in _MODULES for node in ast.parse(inspect.getsource(module)).body]:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, below in zip(node.body, node.body[1:], strict=False):

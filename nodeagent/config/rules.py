@@ -25,6 +25,7 @@ def errors(config: Config, eviction: EvictionConfig, *, origins: Mapping[str, Or
         _reclaim_actions(config),
         _hooks(config),
         _marks_without_trusted_namespace(config),
+        _own_limit(config),
     )
 
 
@@ -106,6 +107,15 @@ def _order_of_numbers(config: Config) -> _Findings:
             f"({duration.format_duration(sampling.interval_s)})",
             "every sample would be stale before the next one",
         )
+
+
+def _own_limit(config: Config) -> _Findings:
+    own = config.own_limit
+    if own.enabled and not own.namespaces and not config.protection.trusted_namespaces:
+        yield "ownLimit.enabled", "no pod can opt in", "add `namespaces`, or protection.trustedNamespaces"
+    if own.share < own.trend_above:
+        message = f"{own.share:g} is below trendAbove ({own.trend_above:g}), so that no trend counts"
+        yield "ownLimit.share", message, "raise it"
 
 
 def _reclaim_actions(config: Config) -> _Findings:

@@ -15,6 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 from nodeagent.config import bounds
 from nodeagent.config.bounds import AmountRule, Mark, OneOf, Range
+from nodeagent.config.own_limit import OwnLimitConfig
 from nodeagent.model import Amount, MemoryModel, Signal, StallScope, Threshold
 
 API_VERSION: Final = "nodeagent.io/v1alpha1"
@@ -227,6 +228,8 @@ class RateLimits(NamedTuple):
     """Kills of `escalation.lastResort`."""
     hook: TokenBucket = TokenBucket(5, 30.0)
     """Runs of `hooks.beforeEviction`."""
+    own_limit: TokenBucket = TokenBucket(2, 12.0)
+    """Evictions of pods near their own memory limit (`ownLimit`). They take no token from the other buckets."""
     owner_backoff_s: Annotated[float, bounds.ANY_DURATION] = 60.0
     """Time after an eviction before the next pod of the same owner is evicted; doubles with each eviction."""
     owner_backoff_max_s: Annotated[float, bounds.ANY_DURATION] = 1800.0
@@ -565,6 +568,8 @@ class Config(NamedTuple):
     """Acts of the hard tier that the soft tier never uses."""
     hooks: HooksConfig = HooksConfig()
     """Commands and HTTP calls of the soft tier."""
+    own_limit: OwnLimitConfig = OwnLimitConfig()
+    """Pods near a memory limit of their own, whatever the node has available."""
     conditions: ConditionsConfig = ConditionsConfig()
     """The node conditions and taints that are published."""
     fleet: FleetConfig = FleetConfig()

@@ -34,6 +34,7 @@ from nodeagent.loop.executor import Executor
 from nodeagent.loop.live_page import LivePage
 from nodeagent.loop.observe import Observer
 from nodeagent.loop.oom_monitor import OomMonitor
+from nodeagent.loop.own_limit_watch import OwnLimitWatch
 from nodeagent.loop.reporting import Part, Reporting
 from nodeagent.loop.state_store import StateStore
 from nodeagent.loop.sync import sync
@@ -98,12 +99,14 @@ class Agent:
             metrics=self.metrics,
             log=runtime.log,
         )
+        own_limits = OwnLimitWatch()
         self.executor = Executor(
             runtime,
             components=lambda: self._components,
             store=self._store,
             decision_log=self.decision_log,
             metrics=self.metrics,
+            own_limits=own_limits,
         )
         self.observer = Observer(
             runtime,
@@ -111,6 +114,7 @@ class Agent:
             store=self._store,
             metrics=self.metrics,
             can_cap_growth=self.executor.can_cap_growth,
+            own_limits=own_limits,
         )
         self.oom_monitor = OomMonitor(
             runtime,

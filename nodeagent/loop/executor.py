@@ -25,6 +25,7 @@ from nodeagent.actuators import brakes, eviction_hook_jobs, page_cache, reclaim_
 from nodeagent.actuators.cgroup_brake import BrakeKind
 from nodeagent.config.schema import BrakeMode, Config, HardKill, Mode
 from nodeagent.loop.components import Components, Runtime
+from nodeagent.loop.own_limit_watch import OwnLimitWatch
 from nodeagent.loop.state_store import StateStore
 from nodeagent.model import (
     DISK_SIGNALS,
@@ -65,6 +66,7 @@ class Executor:
         store: StateStore,
         decision_log: DecisionLog,
         metrics: Metrics,
+        own_limits: OwnLimitWatch,
     ) -> None:
         """`components` returns those in force: a reload replaces them."""
         self._brakes, self._reclaim_runner = runtime.brakes, runtime.reclaim_runner
@@ -74,6 +76,7 @@ class Executor:
         self._store = store
         self._decision_log = decision_log
         self._metrics = metrics
+        self._own_limits = own_limits
         self._submitted: dict[str, Victim] = {}
         """Victims without an outcome, by UID."""
 
@@ -133,11 +136,15 @@ class Executor:
             pods = components.sampler.read_again(snapshot.pods, view.pods, pod_uids=uids)
             disks = any(victim.threshold.signal in DISK_SIGNALS for victim in plan.victims)
             node = components.sampler.sample_node(disks=disks)
+            limited = frozenset(victim.pod.cgroup_uid for victim in plan.victims if victim.limit)
+            if limited:
+                self._own_limits.read(components.sampler, now=node.taken_at, config=self._config, fresh=limited)
             return assemble_snapshot(
                 SnapshotParts(
                     node,
                     pods,
                     pods_synced_at=view.synced_at,
+                    own_limits=self._own_limits.limits if limited else {},
                     disks=components.disks.usage(node.taken_at),
                     api_unreachable_since=view.unreachable_since,
                     soft_tier_blocked_by=soft_tier_block,

@@ -12,6 +12,7 @@ from typing import Final
 
 from nodeagent.loop import schedule
 from nodeagent.loop.components import Components, Runtime
+from nodeagent.loop.own_limit_watch import OwnLimitWatch, WatchResult
 from nodeagent.loop.schedule import Schedule, ScheduleInputs, ScheduleState
 from nodeagent.loop.state_store import StateStore
 from nodeagent.model import ConditionStatus, DiskLayout, NodeSnapshot, PodSource, Threshold
@@ -41,12 +42,14 @@ class Observer:
         store: StateStore,
         metrics: Metrics,
         can_cap_growth: Callable[[], bool],
+        own_limits: OwnLimitWatch,
     ) -> None:
         self._runtime = runtime
         self._components = components
         self._store = store
         self._metrics = metrics
         self._can_cap_growth = can_cap_growth
+        self._own_limits = own_limits
         self._started_at = runtime.monotonic()
         self._state = ScheduleState()
         self._prearmed: SnapshotParts | None = None
@@ -67,6 +70,7 @@ class Observer:
         """After a reload: every source is due, and nothing that was read for the old configuration is used."""
         self._thresholds.clear()
         self._prearmed = None
+        self._own_limits.reset()
         self._state = self._state._replace(
             full_sample_at=None, calm=0, filesystems_at=schedule.NOT_YET, limits_at=schedule.NOT_YET
         )
@@ -82,7 +86,9 @@ class Observer:
         node = components.sampler.sample_node(
             disks=awaiting or now >= state.filesystems_at, limits=awaiting or now >= state.limits_at
         )
-        due, self._state = schedule.plan_next(self._inputs(node, eviction_in_flight=awaiting), state)
+        own = self._own_limits.read(components.sampler, now=node.taken_at, config=components.config)
+        inputs = self._inputs(node, own, eviction_in_flight=awaiting)
+        due, self._state = schedule.plan_next(inputs, state)
         layout = components.sampler.host_layout()
         urgency = DiskUrgency(crossed=due.crossed, near=due.near)
         components.disks.request_walks(node, urgency, hierarchy=layout.hierarchy, layout=layout.layout)
@@ -124,7 +130,7 @@ class Observer:
 
     # --- parts
 
-    def _inputs(self, node: NodeSnapshot, *, eviction_in_flight: bool) -> ScheduleInputs:
+    def _inputs(self, node: NodeSnapshot, own: WatchResult, *, eviction_in_flight: bool) -> ScheduleInputs:
         sampling = self._components().config.sampling
         return ScheduleInputs(
             node,
@@ -135,6 +141,8 @@ class Observer:
             eviction_in_flight=eviction_in_flight,
             startup_wait_s=self._startup_wait_s(),
             can_cap_growth=self._can_cap_growth(),
+            near_own_limit=own.near,
+            own_limits_s=own.next_s,
         )
 
     def _work_pending(self, now: float) -> bool:
@@ -167,11 +175,13 @@ class Observer:
         if in_flight.awaits_release(self._store.policy_state.in_flight):
             node = components.sampler.sample_node()
         components.disks.set_targets(pods.pods)
+        self._own_limits.set_targets(pods.pods, components.config)
         return SnapshotParts(
             node,
             pods,
             pods_synced_at=view.synced_at,
             fork_rates=runtime.forks.sustained(node.taken_at),
+            own_limits=self._own_limits.limits,
             disks=components.disks.usage(node.taken_at),
             api_unreachable_since=view.unreachable_since,
             soft_tier_blocked_by=soft_tier_block,

@@ -10,7 +10,9 @@ are read with the node sample, so for them it means in the next sync.
     limits        RATE of memory, CALM at most; every sync if a threshold is crossed, unknown or uses MemAvailable (the
                   lower of both figures does)
     filesystems   RATE of each disk, CALM at most; every sync if crossed or near; after `UNKNOWN_S` if unknown
-    full sample   every sync below a hard threshold or with an eviction in flight; at each crossing; every
+    own limits    with each node sample, which is taken as soon as a pod of `ownLimit` may be near its limit
+    full sample   every sync below a hard threshold or with an eviction in flight; at each crossing; as soon as a pod is
+                  near a memory limit of its own, and every interval while it is; every
                   `SOFT_SAMPLE_S` below a soft one; every interval while only page cache is short; else CALM. Waits for
                   a hard crossing that is imminent
     prearm        if a hard threshold is crossed within `PREARM_AHEAD_S`
@@ -105,6 +107,9 @@ of files before (200,000 take 0.35 s, performance.md R4)."""
 NEAR_SHARE: Final = 0.1
 """A disk is also near its threshold while its headroom is at most this share of the threshold's value."""
 
+OWN_LIMIT_SOON_S: Final = 0.5
+"""Own limits that are read again within this time are near: connections to the API server are opened."""
+
 NEVER: Final = float("inf")
 NOT_YET: Final = float("-inf")
 
@@ -142,6 +147,8 @@ class ScheduleState(NamedTuple):
     """From when on MemTotal, MemAvailable and the limits are read again."""
     filesystems_at: float = NOT_YET
     """From when on the file systems are read again."""
+    near_before: frozenset[str] = frozenset()
+    """`ScheduleInputs.near_own_limit` at the last full sample."""
     prearmed_at: float = NOT_YET
     capped_at: float = NOT_YET
 
@@ -163,6 +170,10 @@ class ScheduleInputs(NamedTuple):
     """How long a calm start still waits for the API server to list the pods."""
     can_cap_growth: bool = True
     """A growth cap has an effect: mode enforce, a configured brake and cgroup v2."""
+    near_own_limit: frozenset[str] = frozenset()
+    """UIDs of the pods near a memory limit of their own."""
+    own_limits_s: float = NEVER
+    """When the own limits of pods are read again, with a node sample."""
 
 
 class Schedule(NamedTuple):
@@ -177,6 +188,8 @@ class Schedule(NamedTuple):
     """Distance to the nearest threshold that is not crossed, of each signal that has one."""
     crossed: frozenset[Signal] = frozenset()
     """Signals below one of their thresholds."""
+    own_limit_near: bool = False
+    """A pod is or may soon be near a memory limit of its own."""
     near: frozenset[Signal] = frozenset()
     """Disk signals that may be below one soon."""
     prearm: bool = False
@@ -269,6 +282,7 @@ def plan_next(inputs: ScheduleInputs, state: ScheduleState) -> tuple[Schedule, S
         _nearest(view.known),
         crossed=frozenset([each.threshold.signal for each in view.known if each.crossed]),
         near=frozenset([each.threshold.signal for each in view.known if each.near]),
+        own_limit_near=bool(inputs.near_own_limit) or inputs.own_limits_s < OWN_LIMIT_SOON_S,
         prearm=prearm,
         growth_cap=growth_cap,
     )
@@ -286,7 +300,8 @@ def plan_next(inputs: ScheduleInputs, state: ScheduleState) -> tuple[Schedule, S
 def _after_full_sample(view: ScheduleView, state: ScheduleState) -> ScheduleState:
     restless = view.crossed or view.inputs.work_pending or view.inputs.eviction_in_flight
     calm = 0 if restless else min(state.calm + 1, CALM_AFTER)
-    return state._replace(crossed_before=view.crossed, full_sample_at=view.now, calm=calm)
+    near = view.inputs.near_own_limit
+    return state._replace(crossed_before=view.crossed, near_before=near, full_sample_at=view.now, calm=calm)
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
@@ -294,7 +309,7 @@ def _after_full_sample(view: ScheduleView, state: ScheduleState) -> ScheduleStat
 
 def node_due(view: ScheduleView, _state: ScheduleState) -> float:
     """The signal that may be used up first; a disk counts from when it was read."""
-    times = [view.inputs.interval_s]
+    times = [view.inputs.interval_s, view.inputs.own_limits_s]
     if view.may_act:
         times.append(SOFT_SAMPLE_S)
     if view.starting:
@@ -367,9 +382,12 @@ def _regular_sample_due(view: ScheduleView, state: ScheduleState) -> float:
     changed = view.crossed ^ state.crossed_before
     if last is None or last > view.now or any(_may_act(stream) for stream, _ in changed):
         return view.now
+    near = view.inputs.near_own_limit
+    if near - state.near_before:
+        return view.now
     if view.may_act or changed:
         return last + min(view.inputs.interval_s, SOFT_SAMPLE_S)
-    return last + (view.inputs.interval_s if view.crossed else view.calm_every_s(state))
+    return last + (view.inputs.interval_s if view.crossed or near else view.calm_every_s(state))
 
 
 def _postponed_since(view: ScheduleView, state: ScheduleState) -> float | None:

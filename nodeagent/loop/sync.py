@@ -10,7 +10,7 @@ Theory of operation. A sync observes, decides, acts and records. Every line belo
 3.  Whether an eviction awaits its release: after 2, before the sample. If so, limits and file systems are read in every
     sync, because relief is measured as soon as the pod is gone.
 4.  The node sample, then the schedule as a pure function of it. Both clocks are read together and before the files:
-    otherwise a suspend in between could not be dated.
+    otherwise a suspend in between could not be dated. Own limits of pods are read after it, if `ownLimit` is on.
 5.  Disk walks are requested before the pods are read: a walk starts in the sync of the crossing, and a snapshot has
     disk usage only while disks matter.
 6.  The soft-tier block is read before the pod view. If nothing blocks, the view that is read after it has the PDBs.
@@ -96,7 +96,7 @@ def sync(agent: Steps) -> float:
     else:
         agent.record_between(node)  # 18
     agent.reporting.run(Part.OOM_KILLS, agent.oom_monitor.observe, node)  # 19
-    if due.under_pressure:
+    if due.under_pressure or due.own_limit_near:
         agent.session.prewarm()  # 20
     agent.wakeup_sources.arm(due.headroom)  # 21
     return min(due.sleep_s, agent.next_deadline_s(node.taken_at))  # 22

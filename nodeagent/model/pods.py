@@ -84,6 +84,29 @@ class VolumeUsage(NamedTuple):
     memory_backed: bool
 
 
+class OwnLimit(NamedTuple):
+    """A memory limit of a pod's own and what counts against it, read for the pods of `ownLimit` alone."""
+
+    container_id: str
+    """Empty: the limit of the whole pod."""
+    limit: int
+    used: int
+    """Bytes that reclaim cannot free: anonymous, shared and locked memory and kernel memory; no page cache."""
+    headroom: int
+    """What may still be used before the kernel kills: limit - used, and what may be swapped out."""
+    read_at: float
+    history: tuple[tuple[float, int], ...] = ()
+    """(read at, headroom) of the last readings, the newest last."""
+    peak: int = 0
+    """The largest limit - headroom before this history: what the pod has used before is no news."""
+    reclaims: int | None = None
+    """How often the kernel has reclaimed for this limit since the pod is watched (memory.events `high` and `max`;
+    memory.failcnt). None: unknown."""
+    reclaimed_lately: bool = False
+    """`reclaims` rose within the history."""
+    stall_some_avg10: float | None = None
+
+
 class PodUsage(NamedTuple):
     """Usage of one pod, as the kernel counts it, keyed by the UID in its cgroup's name."""
 
@@ -132,6 +155,8 @@ class PodUsage(NamedTuple):
     """None: nothing of its disk was measured."""
     writing: WriteRate | None = None
     """None: its writes are not counted, or were read only once."""
+    own_limits: tuple[OwnLimit, ...] = ()
+    """Empty: it has none, it did not opt in, or they are unknown."""
     system_partition: bool = False
     """Its cgroup is below `kubepods/system`: the kubelet's configuration counts it among the system pods (KEP-5894)."""
 

@@ -260,6 +260,13 @@ class RefusalCode(enum.StrEnum):
         "rate-limit-last-resort",
         _limit("The token bucket of kills of last resort is empty.", config_key="rateLimits.lastResort"),
     )
+    RATE_LIMIT_OWN_LIMIT = (
+        "rate-limit-own-limit",
+        _limit(
+            "The token bucket of evictions of pods near their own memory limit is empty.",
+            config_key="rateLimits.ownLimit",
+        ),
+    )
     OWNER_BACKOFF = (
         "owner-backoff",
         _limit(

@@ -6,7 +6,8 @@ Where to find a rule, in the order of a decision (`engine`; `signal_plan` for on
 * When is a threshold met, and when may it act?  `thresholds`, with `trend` and `stall`.
 * Which status has a condition?  `conditions`.
 * What did earlier evictions release?  `in_flight`, `pending_release`.
-* Does a pod exceed a limit of its own?  `local_storage_limits`, `local_storage_eviction`.
+* Does a pod exceed a limit of its own?  `local_storage_limits`, `local_storage_eviction`. Is it
+  about to reach its memory limit?  `own_limits`, `own_limit_eviction`.
 * In which order are pods evicted?  `ranking` has the keys, `candidates` applies them; usage is from `pod_usage`, growth
   from `usage_growth`, the request from `requests`.
 * Which pods are protected?  `protection`.

@@ -22,9 +22,18 @@ from nodeagent.model import (
     Victim,
     units,
 )
-from nodeagent.policy import backoffs, in_flight, memory_shortage, messages, rate_limits
+from nodeagent.policy import (
+    backoffs,
+    in_flight,
+    memory_shortage,
+    messages,
+    own_limit_eviction,
+    own_limits,
+    rate_limits,
+)
 from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
 from nodeagent.policy.local_storage_limits import Violation
+from nodeagent.policy.own_limits import NearLimit
 from nodeagent.policy.rate_limits import RateLimitState
 
 
@@ -77,6 +86,29 @@ def over_limit(violation: Violation, config: Config) -> Victim:
     )
 
 
+def near_limit(near: NearLimit) -> Victim:
+    """The victim that is about to reach a memory limit of its own. It gets its whole grace period: preStop runs."""
+    pod, usage = near.view
+    limit = Amount(near.own.limit, None, units.format_spec_quantity(near.own.limit))
+    name, used = own_limits.container_name(near.view, near.own), units.format_quantity(near.own.used)
+    return Victim(
+        pod=pod,
+        cgroup=usage.cgroup if usage is not None else "",
+        threshold=Threshold(Signal.MEMORY, limit),
+        tier=Tier.SOFT,
+        method=Method.EVICT,
+        grace_period_s=_whole_grace_s(pod),
+        message=near.message,
+        annotations={
+            "offending_containers": name,
+            "offending_containers_usage": used if name else "",
+            "starved_resource": "memory",
+        },
+        predicted_relief=None,
+        limit=own_limits.OWN_LIMIT,
+    )
+
+
 def planned_eviction(
     chosen: Victim,
     observation: Observation,
@@ -91,7 +123,12 @@ def planned_eviction(
     `observation` is the signal by the memory model that shows its release."""
     pod, threshold = chosen.pod, chosen.threshold
     buckets: tuple[str, ...] = ()
-    if chosen.method is Method.KILL:
+    owner, expected_s = rate_limits.owner_of(pod), chosen.grace_period_s
+    if chosen.limit == own_limits.OWN_LIMIT:
+        # A pod may have any grace; evictions for the node do not wait for more than they would give it.
+        owner, expected_s = own_limit_eviction.owner_key(pod), min(expected_s, config.eviction_max_pod_grace_period_s)
+        buckets = own_limit_eviction.BUCKETS
+    elif chosen.method is Method.KILL:
         buckets = (rate_limits.LAST_RESORT,)
     elif spends_tokens:
         buckets = rate_limits.bucket_keys(pod, chosen.limit or threshold.signal)
@@ -100,7 +137,7 @@ def planned_eviction(
         pod_uid=pod.uid,
         cgroup_uid=pod.cgroup_uid,
         pod=pod.key,
-        owner=rate_limits.owner_of(pod),
+        owner=owner,
         signal=threshold.signal,
         memory_model=memory_shortage.release_model(threshold),
         tier=chosen.tier,
@@ -109,8 +146,8 @@ def planned_eviction(
         sample_at=sample_at,
         available=observation.available or 0,
         predicted=chosen.predicted_relief or 0,
-        grace_s=chosen.grace_period_s,
-        until=now + config.cluster.request_timeout_s + chosen.grace_period_s + in_flight.SLACK_S,
+        grace_s=expected_s,
+        until=now + config.cluster.request_timeout_s + expected_s + in_flight.SLACK_S,
         buckets=buckets,
         limit=chosen.limit,
     )
@@ -142,5 +179,9 @@ def grace_s(pod: Pod, tier: Tier, *, config: Config) -> float:
     """The grace to request, in whole seconds: the configured one (hard) or the maximum (soft), or the pod's own if that
     is shorter."""
     limit_s = config.escalation.hard_grace_period_s if tier is Tier.HARD else config.eviction_max_pod_grace_period_s
+    return float(math.ceil(max(MIN_GRACE_S, min(limit_s, _whole_grace_s(pod)))))
+
+
+def _whole_grace_s(pod: Pod) -> float:
     own_s = pod.termination_grace_s if 0 <= pod.termination_grace_s < units.MAX_PLAUSIBLE else MIN_GRACE_S
-    return float(math.ceil(max(MIN_GRACE_S, min(limit_s, own_s))))
+    return float(math.ceil(max(MIN_GRACE_S, own_s)))

@@ -37,6 +37,7 @@ from nodeagent.model import (
     SignalVerdict,
     ThresholdVerdict,
     Tier,
+    Victim,
     units,
 )
 from nodeagent.policy import (
@@ -48,6 +49,7 @@ from nodeagent.policy import (
     in_flight,
     local_storage_eviction,
     memory_shortage,
+    own_limit_eviction,
     page_cache,
     pod_usage,
     preconditions,
@@ -60,6 +62,7 @@ from nodeagent.policy import (
     state as policy_state,
 )
 from nodeagent.policy.candidates import RankingCache
+from nodeagent.policy.in_flight import InFlightEviction
 from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.signal_plan import DecisionContext, SignalPlan
 from nodeagent.policy.state import PolicyState
@@ -106,12 +109,15 @@ def decide(
         thresholds=threshold_state,
         cache=cache if cache is not None else RankingCache(),
     )
-    # 2: pods over their own limits; 3-5: due thresholds
-    chosen, refusals, limit_state = _plan_own_limits(context, limit_state)
+    # 2: pods over their own storage limits; 3-5: due thresholds; then pods near their own memory limit
+    chosen, refusals, limit_state = _plan_storage_limits(context, limit_state)
     refusals = (*refusals, *_not_due(judged))
     recount = chosen.recount
     if not chosen.victims:
         chosen, more, limit_state = _plan_most_urgent(context, judged, limit_state, always_rank=always_rank)
+        refusals = (*refusals, *more)
+    if not chosen.victims and config.own_limit.enabled:
+        chosen, more, limit_state = _plan_memory_limits(context, chosen, limit_state)
         refusals = (*refusals, *more)
     reclaims = chosen.reclaim_state if chosen.reclaim_state is not None else runs.state
     beside = reclaim.attempt_page_cache(
@@ -166,7 +172,7 @@ def decide(
     return plan, after
 
 
-def _plan_own_limits(
+def _plan_storage_limits(
     context: DecisionContext, limit_state: RateLimitState
 ) -> tuple[SignalPlan, tuple[Refusal, ...], RateLimitState]:
     """The plan for pods over their own local-storage limits, before any threshold as in the kubelet; off by default."""
@@ -186,21 +192,47 @@ def _plan_own_limits(
         return plan, selected.refusals, limit_state
     ranked_pods = context.rank_pods(Signal.NODEFS, tier=Tier.HARD)
     chosen = tuple([chosen_victims.over_limit(violation, config) for violation in selected.violations])
+    plan = plan._replace(
+        order=ranked_pods.order,
+        ranking=tuple(ranked_pods.pods),
+        victims=chosen,
+        entries=_planned(context, chosen, Signal.NODEFS),
+    )
+    return plan, selected.refusals, selected.limit_state
+
+
+def _planned(context: DecisionContext, chosen: Sequence[Victim], signal: Signal) -> tuple[InFlightEviction, ...]:
+    """The evictions in flight of victims of limits of their own."""
     entries = [
         chosen_victims.planned_eviction(
             victim,
-            snapshot.observations[Signal.NODEFS],
+            context.snapshot.observations[signal],
             plan_id=context.plan_id,
-            sample_at=snapshot.taken_at,
-            now=now,
-            config=config,
+            sample_at=context.snapshot.taken_at,
+            now=context.now,
+            config=context.config,
             spends_tokens=True,
         )
         for victim in chosen
     ]
-    plan = plan._replace(
-        order=ranked_pods.order, ranking=tuple(ranked_pods.pods), victims=chosen, entries=tuple(entries)
+    return tuple(entries)
+
+
+def _plan_memory_limits(
+    context: DecisionContext, before: SignalPlan, limit_state: RateLimitState
+) -> tuple[SignalPlan, tuple[Refusal, ...], RateLimitState]:
+    """The plan with the pods near a memory limit of their own as victims; off by default. `before`, of the thresholds,
+    has none; its reclaim orders stay."""
+    snapshot, now, config = context.snapshot, context.now, context.config
+    selected = own_limit_eviction.select_near_limit(
+        snapshot, limit_state=limit_state, in_flight_state=context.in_flight, now=now, config=config
     )
+    if not selected.chosen:
+        return before, selected.refusals, limit_state
+    chosen = tuple([chosen_victims.near_limit(near) for near in selected.chosen])
+    # Not for a threshold, also if one is due.
+    entries = _planned(context, chosen, Signal.MEMORY)
+    plan = before._replace(verdict=None, deficit=None, victims=chosen, entries=entries)
     return plan, selected.refusals, selected.limit_state
 
 

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from nodeagent.config.schema import Config, Mode
 from nodeagent.model import (
     DISK_SIGNALS,
+    MEMORY_SIGNALS,
     MemoryModel,
     NodeSnapshot,
     Observation,
@@ -188,7 +189,7 @@ class InFlightEviction(NamedTuple):
     """Kubelet's order alone: its files went with it, because the kubelet removes a pod's object only after its
     containers and volumes. Our order waits until the sample shows it."""
     limit: str = ""
-    """The limit of its own that the pod exceeded: no relief is predicted, so none is measured."""
+    """The limit of its own that the pod exceeded or was about to reach: no relief is predicted, so none is measured."""
 
 
 class TerminatingPod(NamedTuple):
@@ -317,7 +318,9 @@ def _pod_event(entry: InFlightEviction, view: PodView | None, snapshot: NodeSnap
 def _is_overdue(entry: InFlightEviction, *, now: float, config: Config, healthy: Container[Signal]) -> bool:
     """Guard: whether its time is up. A plan in the future is another boot's."""
     if entry.stage is EvictionStage.DRY_RUN:
-        wanted = entry.limit or now <= entry.until or entry.signal not in healthy
+        # A pod over a storage limit is one until it is gone. One near its memory limit is killed by the kernel.
+        over_limit = entry.limit and entry.signal not in MEMORY_SIGNALS
+        wanted = over_limit or now <= entry.until or (not entry.limit and entry.signal not in healthy)
         return config.mode is not Mode.DRY_RUN or not wanted or not entry.planned_at <= now
     return entry.stage is not EvictionStage.GONE and not entry.planned_at <= now <= entry.until
 

@@ -7,6 +7,7 @@ would have kept it is in `nodeagent explain ID --owner`.
 from typing import Final
 
 from nodeagent.model import SIGNAL_TABLE, Method, RankedPod, Signal, Unit, Victim, units
+from nodeagent.policy import own_limits
 
 RESOURCES: Final = {
     "memory": "memory",
@@ -47,6 +48,9 @@ def eviction_note(victim: Victim, ranked: RankedPod | None, *, node: str) -> str
     """The note of the Event on the owner. `ranked`: the pod in the order of the decision; None: it was not ranked."""
     signal = victim.threshold.signal
     pod = f"Pod {victim.pod.name}"
+    if victim.limit == own_limits.OWN_LIMIT:
+        cause = "because it was about to reach a memory limit of its own"
+        return f"{pod} was evicted from node {node} {cause}, not for the node. {victim.message.strip()}"
     if victim.limit:
         return f"{pod} was evicted from node {node} because it exceeded a limit of its own. {victim.message.strip()}"
     what = "killed on" if victim.method is Method.KILL else "evicted from"

@@ -7,7 +7,17 @@ deficit, for as long as their grace and some slack allow, and no longer.
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.model import DISK_SIGNALS, SIGNAL_TABLE, NodeSnapshot, PodView, Refusal, RefusalCode, Signal, Tier
+from nodeagent.model import (
+    DISK_SIGNALS,
+    MEMORY_SIGNALS,
+    SIGNAL_TABLE,
+    NodeSnapshot,
+    PodView,
+    Refusal,
+    RefusalCode,
+    Signal,
+    Tier,
+)
 from nodeagent.policy import in_flight, plausibility, relief
 from nodeagent.policy.in_flight import EvictionStage, InFlightEviction, InFlightState
 
@@ -85,6 +95,8 @@ def wait_for_release(
     """Why the next eviction (for `signal`, or for any if that is None) waits for the release of an earlier one: only a
     sample newer than that shows whether another eviction is needed. None: no eviction in flight has time left."""
     for entry in state.entries:
+        if entry.limit and entry.signal in MEMORY_SIGNALS:
+            continue  # not evicted for the node: what it releases counts, but nothing waits for it
         concerned = signal is None or same_resource(entry.signal, signal, snapshot)
         if entry.stage is EvictionStage.DRY_RUN and now > entry.until:
             continue  # a real eviction would be gone by now

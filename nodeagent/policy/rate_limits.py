@@ -1,4 +1,4 @@
-"""How many evictions are allowed: token buckets for the node, namespaces, owners, signals, kills and hooks.
+"""How many evictions are allowed: token buckets for the node, namespaces, owners, signals, kills, hooks, own limits.
 
 Promises:
 
@@ -26,6 +26,7 @@ OWNER: Final = "owner"
 SIGNAL: Final = "signal"
 LAST_RESORT: Final = "last-resort"
 HOOK: Final = "hook"
+OWN_LIMIT: Final = "own-limit"
 
 _EMPTY: Final = {
     NODE: RefusalCode.RATE_LIMIT_NODE,
@@ -34,6 +35,7 @@ _EMPTY: Final = {
     SIGNAL: RefusalCode.RATE_LIMIT_SIGNAL,
     LAST_RESORT: RefusalCode.RATE_LIMIT_LAST_RESORT,
     HOOK: RefusalCode.RATE_LIMIT_HOOK,
+    OWN_LIMIT: RefusalCode.RATE_LIMIT_OWN_LIMIT,
 }
 """The refusal of an empty bucket, by its kind."""
 FOR_ALL: Final = frozenset({_EMPTY[NODE], _EMPTY[SIGNAL], _EMPTY[LAST_RESORT]})
@@ -69,13 +71,13 @@ class Replacements(NamedTuple):
 
 class RateLimitState(NamedTuple):
     """Rate limits and back-offs. The keys of buckets are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`,
-    `last-resort`, `hook`."""
+    `last-resort`, `hook`, `own-limit`."""
 
     levels: Mapping[str, BucketLevel] = {}
     spent_at: float | None = None
     """When the state was lost: buckets that are not in `levels` were empty then. None: they are full."""
     owners: Mapping[str, Backoff] = {}
-    """By owner UID."""
+    """By owner UID; `own-limit/UID` after an eviction for a memory limit of the pod's own."""
     pods: Mapping[str, Backoff] = {}
     """By pod UID."""
     api: Backoff | None = None
@@ -101,6 +103,8 @@ def bucket_of(key: str, limits: RateLimits) -> TokenBucket:
         return limits.last_resort
     if kind == HOOK:
         return limits.hook
+    if kind == OWN_LIMIT:
+        return limits.own_limit
     if kind == NODE:
         return limits.node
     if kind == NAMESPACE:
@@ -180,8 +184,8 @@ def return_tokens(state: RateLimitState, keys: tuple[str, ...], *, now: float, l
 
 def buckets(limits: RateLimits) -> tuple[TokenBucket, ...]:
     """The buckets of all kinds, and those of single namespaces."""
-    own = limits.namespaces.values()
-    return (limits.node, limits.namespace, limits.owner, limits.signal, limits.last_resort, limits.hook, *own)
+    kinds = (limits.node, limits.namespace, limits.owner, limits.signal)
+    return (*kinds, limits.last_resort, limits.hook, limits.own_limit, *limits.namespaces.values())
 
 
 def is_full(bucket: TokenBucket, *, since: float, now: float) -> bool:

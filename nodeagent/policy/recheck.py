@@ -10,7 +10,15 @@ Promises:
 from nodeagent.config import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, Method, NodeSnapshot, Refusal, RefusalCode, Tier, Victim, units
-from nodeagent.policy import last_resort, local_storage_limits, memory_shortage, preconditions, protection, streams
+from nodeagent.policy import (
+    last_resort,
+    local_storage_limits,
+    memory_shortage,
+    own_limits,
+    preconditions,
+    protection,
+    streams,
+)
 from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
 from nodeagent.policy.state import PolicyState
 
@@ -36,8 +44,9 @@ def _blocked(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Conf
         return preconditions.snapshot_too_old(snapshot, now=now, config=config) or (
             None if last_resort.kill_allowed(snapshot, now=now, config=config) else last_resort.API_REACHABLE
         )
-    return preconditions.blocks_all_evictions(snapshot, now=now, config=config) or preconditions.soft_tier_blocked(
-        snapshot, victim.tier
+    return preconditions.blocks_all_evictions(snapshot, now=now, config=config) or (
+        # Taint and eviction slot belong to a shortage of the node.
+        None if victim.limit else preconditions.soft_tier_blocked(snapshot, victim.tier)
     )
 
 
@@ -75,7 +84,10 @@ def _changed(victim: Victim, entry: InFlightEviction, snapshot: NodeSnapshot, *,
         return Refusal(RefusalCode.TERMINATING, f"{pod.key} is terminating already")
     if snapshot.own_pod_uid and pod.uid == snapshot.own_pod_uid:
         return protection.OWN_POD
-    if victim.limit and not local_storage_limits.violations((view,), layout=snapshot.layout, at=snapshot.taken_at):
+    if victim.limit == own_limits.OWN_LIMIT:
+        if not own_limits.near_limits((view,), at=snapshot.taken_at, config=config):
+            return Refusal(RefusalCode.RECOVERED, f"{pod.key} is no longer near its {victim.limit}")
+    elif victim.limit and not local_storage_limits.violations((view,), layout=snapshot.layout, at=snapshot.taken_at):
         return Refusal(RefusalCode.RECOVERED, f"{pod.key} no longer exceeds {victim.limit}")
     # The hard tier waited for the claims before it chose the victim.
     lifted = (RefusalCode.CLAIMS_UNKNOWN,) if victim.tier is Tier.HARD and not victim.limit else ()

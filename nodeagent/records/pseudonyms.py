@@ -64,6 +64,7 @@ _KINDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Owner": {"name": "owner", "uid": _UID},
     "Container": {"name": "container", "container_id": _UID},
     "ContainerUsage": {"name": "container", "container_id": _UID},
+    "OwnLimit": {"container_id": _UID},
     "EmptyDir": {"name": "volume"},
     "VolumeUsage": {"name": "volume"},
     "DisruptionBudget": {"name": "budget"},

@@ -61,8 +61,12 @@ class SampleReducer:
         """The pods of the last sample: the same object has the same usage."""
 
     def exact(self, sample: RecordedSample) -> RecordedSample:
-        """The sample unchanged. Later ones are compared with it."""
-        self._keep(sample, sample.snapshot.pods)
+        """The whole sample. Later ones are compared with it."""
+        sources = sample.snapshot.pods
+        if any(view.usage is not None and view.usage.own_limits for view in sources):
+            pods = tuple([_without_own_limits(view) for view in sources])
+            sample = sample._replace(snapshot=sample.snapshot._replace(pods=pods))
+        self._keep(sample, sources)
         return sample
 
     def reduced(self, sample: RecordedSample) -> RecordedSample:
@@ -86,7 +90,7 @@ class SampleReducer:
             uid = view.pod.uid
             old = stored.get(uid)
             if old is None:
-                views.append(view)
+                views.append(_without_own_limits(view))
             elif sources.get(uid) is view:
                 views.append(old)
             else:
@@ -137,7 +141,14 @@ def _moved(old: PodUsage | None, new: PodUsage | None) -> PodUsage | None:
         each.container_id for each in new.containers
     ]
     containers = old.containers if same and old is not None else new.containers
-    return new._replace(read_at=_on_grid(new.read_at), containers=containers)
+    return new._replace(read_at=_on_grid(new.read_at), containers=containers, own_limits=())
+
+
+def _without_own_limits(view: PodView) -> PodView:
+    """They change in every sample, and no decision on a recording evicts for them."""
+    if view.usage is None or not view.usage.own_limits:
+        return view
+    return view._replace(usage=view.usage._replace(own_limits=()))
 
 
 def _reduced(new: NodeSnapshot, old: NodeSnapshot | None, pods: tuple[PodView, ...]) -> NodeSnapshot:

@@ -100,6 +100,9 @@ def _list_row(recorded: RecordedDecision) -> tuple[Cell, ...]:
 
 def _subject(decision: JsonObject) -> str:
     threshold = record_fields.mapping(record_fields.mapping(decision, "actingOn"), "threshold")
+    limits = {str(victim.get("limit") or "") for victim in record_fields.items(decision, "victims")}
+    if not threshold and limits and "" not in limits:
+        return wording.escape_terminal(f"{', '.join(sorted(limits))} of the pod's own")
     if not threshold:
         return wording.escape_terminal(str(decision.get("rankedFor", units.UNKNOWN_TEXT)))
     return f"{wording.escape_terminal(str(threshold.get('signal')))} ({_tier(threshold)})"

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from nodeagent.config.schema import API_VERSION, Config
 from nodeagent.model import SIGNAL_TABLE, Pod, Signal, Unit, units
-from nodeagent.policy import owner_messages
+from nodeagent.policy import own_limits, owner_messages
 from nodeagent.records import flight_recorder
 from nodeagent.report import kept_request, record_fields, sparkline, stories, wording
 from nodeagent.report.kept_request import KeptRequest, Verdict
@@ -102,6 +102,8 @@ def _kept(recorded: RecordedDecision, uid: str, config: Config | None, unknown: 
 
 
 def _cause(story: Story, victim: JsonObject) -> str:
+    if victim.get("limit") == own_limits.OWN_LIMIT:
+        return f"it was about to reach a memory limit of its own: {str(victim.get('message') or '').strip()}"
     if victim.get("limit"):
         return f"it exceeded a limit of its own: {str(victim.get('message') or '').strip()}"
     acting = record_fields.mapping(story.recorded.decision, "actingOn")

@@ -15,16 +15,28 @@ Not thread-safe: one owner.
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import SamplingConfig
-from nodeagent.model import CgroupUsage, NodeSnapshot, Note, NoteKind, Observation, Pod, PodUsage, PodView, Signal
+from nodeagent.model import (
+    CgroupUsage,
+    NodeSnapshot,
+    Note,
+    NoteKind,
+    Observation,
+    OwnLimit,
+    Pod,
+    PodUsage,
+    PodView,
+    Signal,
+)
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Clocks, FileSystem, Host, Statvfs, Unreadable
 from nodeagent.sampling.node import filesystems, memory, page_cache, pids, psi, signals
 from nodeagent.sampling.pods import pod_join, pod_names
+from nodeagent.sampling.pods.own_limits import OwnLimitReader
 from nodeagent.sampling.pods.pod_cache import PodCache
 from nodeagent.sampling.pods.pod_cgroups import PodCgroup
 from nodeagent.sampling.snapshot import PodReading, SnapshotParts, assemble_snapshot
@@ -106,6 +118,8 @@ class Sampler:
         self._filesystems: FilesystemReading | None = None
         self._limits: NodeLimits | None = None
         self._pods: PodCache | None = None
+        self._own_limits: OwnLimitReader | None = None
+        """None until they are read."""
         self._cgroups: Sequence[PodCgroup] = ()
         """Of the last sample, as the next three."""
         self._uids: frozenset[str] = frozenset()
@@ -122,6 +136,7 @@ class Sampler:
     def close(self) -> None:
         """Close every descriptor. A later sample would open them again."""
         self._files.close()
+        self._close_own_limits()
 
     def __enter__(self) -> "Sampler":
         return self
@@ -243,7 +258,23 @@ class Sampler:
                 views.append(PodView(pod, usage if exists else None))
         return PodReading(tuple(views))
 
+    def read_own_limits(
+        self, pods: Sequence[PodUsage], *, now: float, fresh: Collection[str] = ()
+    ) -> Mapping[str, tuple[OwnLimit, ...]]:
+        """The own limits of these pods, by the UID of the cgroup (`OwnLimitReader.read`). Right after a node sample."""
+        hierarchy, limits = self._detected(now).hierarchy, self._limits
+        if hierarchy.memory is None or limits is None:
+            return {}
+        if self._own_limits is None:
+            self._own_limits = OwnLimitReader(self._host, hierarchy)
+        return self._own_limits.read(pods, now=now, swap_total=limits.memory.swap_total, fresh=fresh)
+
     # --- parts
+
+    def _close_own_limits(self) -> None:
+        if self._own_limits is not None:
+            self._own_limits.close()
+            self._own_limits = None
 
     def _read_limits(self, paths: memory.MemoryPaths, now: float) -> NodeLimits:
         limits = memory.read_limits(self._files, paths)
@@ -274,6 +305,7 @@ class Sampler:
         layout = filesystems.detect_layout(self._host, self._config, statvfs)
         if before is None or (before.hierarchy, before.kubepods) != (hierarchy, kubepods):
             self._files.close()
+            self._close_own_limits()
             self._pods = self._pod_cache(hierarchy, kubepods) if kubepods else None
         notes = cgroups.hierarchy_notes(hierarchy, kubepods)
         if layout.note:

@@ -9,7 +9,7 @@ after it.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.model import CgroupUsage, NodeMemory, NodeSnapshot, Note, PodUsage, PodView, Refusal, Stall
+from nodeagent.model import CgroupUsage, NodeMemory, NodeSnapshot, Note, OwnLimit, PodUsage, PodView, Refusal, Stall
 
 if TYPE_CHECKING:
     # `check` imports the measurement of disks only if it measures them.
@@ -39,6 +39,8 @@ class SnapshotParts(NamedTuple):
     """When the API server's list of the pods was current; None: the pods come from the host alone."""
     fork_rates: Mapping[str, float] = {}
     """By UID of the pod's cgroup."""
+    own_limits: Mapping[str, tuple[OwnLimit, ...]] = {}
+    """The same; only pods of `ownLimit`."""
     disks: "DiskMeasurement | None" = None
     """None: not measured."""
     api_unreachable_since: float | None = None
@@ -52,7 +54,7 @@ def assemble_snapshot(parts: SnapshotParts) -> NodeSnapshot:
     return parts.node.with_protected_cache(parts.pods.protected_cache)._replace(
         memory=parts.pods.memory,
         stalls=parts.pods.stalls,
-        pods=_complete(parts) if disks is not None or parts.fork_rates else parts.pods.pods,
+        pods=_complete(parts) if disks is not None or parts.fork_rates or parts.own_limits else parts.pods.pods,
         pods_synced_at=parts.pods_synced_at,
         cgroups=parts.pods.cgroups,
         notes=parts.node.notes + parts.pods.notes + (disks.notes if disks is not None else ()),
@@ -66,11 +68,21 @@ def assemble_snapshot(parts: SnapshotParts) -> NodeSnapshot:
 
 def _complete(parts: SnapshotParts) -> tuple[PodView, ...]:
     views = parts.pods.pods
-    return tuple([view if view.usage is None else view._replace(usage=_usage(view.usage, parts)) for view in views])
+    if parts.disks is None and not parts.fork_rates:
+        limited = parts.own_limits
+        return tuple([view if view.pod.cgroup_uid not in limited else _with_usage(view, parts) for view in views])
+    return tuple([_with_usage(view, parts) for view in views])
+
+
+def _with_usage(view: PodView, parts: SnapshotParts) -> PodView:
+    return view if view.usage is None else view._replace(usage=_usage(view.usage, parts))
 
 
 def _usage(usage: PodUsage, parts: SnapshotParts) -> PodUsage:
     if parts.disks is not None:
         usage = parts.disks.add_to(usage)
     rate = parts.fork_rates.get(usage.cgroup_uid)
+    limits = parts.own_limits.get(usage.cgroup_uid)
+    if limits is not None:
+        usage = usage._replace(own_limits=limits)
     return usage if rate is None else usage._replace(forks_per_s=rate)

@@ -89,7 +89,7 @@ class DecisionLog:
                 uid=victim.pod.uid,
                 tier=victim.tier,
                 method=victim.method,
-                signal=victim.threshold.signal,
+                signal=victim.limit or victim.threshold.signal,
                 grace_s=victim.grace_period_s,
                 predicted_relief=victim.predicted_relief,
                 message=victim.message,

@@ -182,7 +182,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family(
         "nodeagent_evictions",
         exposition.COUNTER,
-        "Victims by outcome of the request; dry-run: nothing was sent.",
+        "Victims by outcome of the request; dry-run: nothing was sent. The signal of a victim of a limit of its own is "
+        "the name of the limit, such as memory.max.",
         ("signal", "qos_class", "tier", "outcome"),
     ),
     *_by_unit(

@@ -259,7 +259,7 @@ class Metrics:
             self._evictions.add(OTHER, OTHER, OTHER, outcome.kind)
             return
         victim = awaited.victim
-        self._evictions.add(victim.threshold.signal, victim.pod.qos_class, victim.tier, outcome.kind)
+        self._evictions.add(victim.limit or victim.threshold.signal, victim.pod.qos_class, victim.tier, outcome.kind)
         if outcome.http_status is not None or outcome.kind == "accepted":
             self._stages[SyncStage.DECISION_TO_OUTCOME].observe(max(0.0, outcome.at - awaited.made_at))
 

@@ -25,6 +25,12 @@ _RECLAIMABLE_V1: Final = parse.line_starts("total_active_file", "total_inactive_
 _RECLAIMABLE_V2: Final = parse.line_starts(
     "active_file", "inactive_file", "file_dirty", "file_writeback", "slab_reclaimable"
 )
+_BEYOND_V1: Final = parse.line_starts(
+    "total_rss", "total_cache", "total_unevictable", "total_active_file", "total_inactive_file", "total_shmem"
+)
+_BEYOND_V2: Final = parse.line_starts(
+    "anon", "file", "unevictable", "active_file", "inactive_file", "shmem", "kernel", "slab_reclaimable", "sock"
+)
 _INACTIVE_V2: Final = parse.line_starts("inactive_file")
 _ROOT_V2: Final = parse.line_starts("inactive_file", "anon", "file")
 _NUMBERS_V2: Final = parse.line_starts(
@@ -45,6 +51,7 @@ _KERNEL_V2: Final = parse.line_starts(
     "kernel_stack", "pagetables", "sec_pagetables", "percpu", "vmalloc", "slab_unreclaimable"
 )
 """Before Linux 5.18, which brought `kernel`."""
+_EVENTS_V2: Final = parse.line_starts("high", "max")
 
 
 class WorkingSet(NamedTuple):
@@ -85,6 +92,10 @@ class MemoryFiles(Protocol):
     """File with the bytes in swap; empty on v1, whose memory.stat contains them."""
     protections: tuple[str, ...]
     """Files with the amounts that reclaim does not take; empty on v1, whose soft limit is none."""
+    swap_limits: tuple[str, str]
+    """Files with the limit of swap and what counts against it; on v1 both include memory."""
+    reclaims: str
+    """File with how often the kernel has reclaimed for a limit of the cgroup."""
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
         """The numbers in the contents of `usage` and `stat`."""
@@ -94,6 +105,13 @@ class MemoryFiles(Protocol):
 
     def without_page_cache(self, usage: bytes, stat: bytes) -> WorkingSet:
         """The usage less the file pages that reclaim can drop (clean ones) and the reclaimable slab."""
+
+    def beyond_reclaim(self, stat: bytes) -> int | None:
+        """Bytes that reclaim cannot free at all, so that a limit below them ends in an OOM kill: anonymous and shared
+        memory, locked pages and kernel memory. Dirty pages are written back and then freed. None: unknown."""
+
+    def reclaim_count(self, data: bytes) -> int | None:
+        """The number in the contents of `reclaims`."""
 
     def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
         """The same for the hierarchy's root, which is the whole node. `usage` is empty if there is no such file."""
@@ -107,6 +125,8 @@ class MemoryV1:
     limit: str = "memory.limit_in_bytes"
     swap: str = ""
     protections: tuple[str, ...] = ()
+    swap_limits: tuple[str, str] = ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes")
+    reclaims: str = "memory.failcnt"
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
         inactive, active, anon, swap, file, cached, locked, *rest = parse.parse_keyed(stat, _NUMBERS_V1)
@@ -124,6 +144,14 @@ class MemoryV1:
         """Slab is not subtracted: memory.stat of v1 does not have it."""
         return _without_page_cache(parse.parse_count(usage), parse.parse_keyed(stat, _RECLAIMABLE_V1), self.usage)
 
+    def beyond_reclaim(self, stat: bytes) -> int | None:
+        """Without kernel memory, because v1 does not report which part of it is reclaimable."""
+        anon, file, locked, active, inactive, shmem = parse.parse_keyed(stat, _BEYOND_V1)
+        return None if anon is None else anon + _held_file(file, locked, [active, inactive], shmem, None, None)
+
+    def reclaim_count(self, data: bytes) -> int | None:
+        return parse.parse_count(data)
+
     def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
         return self.working_set(usage, stat)
 
@@ -136,6 +164,8 @@ class MemoryV2:
     limit: str = "memory.max"
     swap: str = "memory.swap.current"
     protections: tuple[str, ...] = ("memory.min", "memory.low")
+    swap_limits: tuple[str, str] = ("memory.swap.max", "memory.swap.current")
+    reclaims: str = "memory.events"
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
         found = parse.parse_keyed(stat, _NUMBERS_V2)
@@ -158,6 +188,18 @@ class MemoryV2:
 
     def without_page_cache(self, usage: bytes, stat: bytes) -> WorkingSet:
         return _without_page_cache(parse.parse_count(usage), parse.parse_keyed(stat, _RECLAIMABLE_V2), self.usage)
+
+    def beyond_reclaim(self, stat: bytes) -> int | None:
+        anon, file, locked, active, inactive, shmem, kernel, slab, sock = parse.parse_keyed(stat, _BEYOND_V2)
+        if anon is None:
+            return None
+        fixed = _sum(parse.parse_keyed(stat, _KERNEL_V2)) if kernel is None else max(0, kernel - (slab or 0))
+        return anon + fixed + (sock or 0) + _held_file(file, locked, [active, inactive], shmem, None, None)
+
+    def reclaim_count(self, data: bytes) -> int | None:
+        """`high` and `max`: the usage went above memory.high, or would have gone above memory.max."""
+        high, most = parse.parse_keyed(data, _EVENTS_V2)
+        return None if high is None and most is None else (high or 0) + (most or 0)
 
     def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:  # noqa: ARG002 - of the protocol
         """The root has no memory.current: the kubelet uses anon + file instead."""

@@ -20,6 +20,7 @@ from nodeagent.config.schema import BeforeEvictionHook, BrakeMode, HooksConfig, 
 from nodeagent.kube.pod_watch import PodsView
 from nodeagent.loop.components import Components
 from nodeagent.loop.executor import GROWTH_CAP_S, RECHECK_VALID_S, Executor
+from nodeagent.loop.own_limit_watch import OwnLimitWatch
 from nodeagent.loop.state_store import AgentState, StateStore
 from nodeagent.model import (
     Amount,
@@ -117,6 +118,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
                 store=made.store,
                 decision_log=DecisionLog(log, None),
                 metrics=metrics,
+                own_limits=OwnLimitWatch(),
             )
 
         made.give_state_file = give_state_file

@@ -433,3 +433,29 @@ def test_a_working_set_figure_that_hovers_around_a_threshold_causes_few_decision
         verdict, state = _plan(_node(available, at=step * 0.02, mem_available=7 * GIB), state, BOTH)
         taken += verdict.full_sample
     assert taken <= 9, "2 seconds, 0.25 s apart"
+
+
+def test_a_pod_near_its_own_limit_gets_a_decision_at_once_and_then_one_each_interval() -> None:
+    def full(at: float, state: ScheduleState, near: frozenset[str]) -> tuple[bool, ScheduleState]:
+        verdict, state = _plan(_node(7 * GIB, at=at), state, interval_s=1.0, near_own_limit=near)
+        return verdict.full_sample, state
+
+    state = ScheduleState()
+    for second in range(8):
+        _, state = full(float(second), state, frozenset())
+    one, two = frozenset({"a"}), frozenset({"a", "b"})
+    decisions = []
+    for at, near in ((8.0, one), (8.2, one), (8.4, two), (8.6, two), (9.5, two), (9.7, one), (10.6, frozenset())):
+        taken, state = full(at, state, near)
+        decisions.append(taken)
+    assert decisions == [True, False, True, False, True, False, False]
+
+
+def test_the_next_reading_of_own_limits_bounds_the_sleep_and_connections_are_opened_before() -> None:
+    state = _plan(_node(7 * GIB, at=0.0), ScheduleState(), interval_s=1.0)[1]
+    far, state = _plan(_node(7 * GIB, at=1.0), state, interval_s=1.0, own_limits_s=5.0)
+    assert (far.sleep_s, far.own_limit_near) == (1.0, False)
+    soon, state = _plan(_node(7 * GIB, at=2.0), state, interval_s=1.0, own_limits_s=0.2)
+    assert soon.sleep_s == pytest.approx(0.2)
+    assert soon.own_limit_near
+    assert not soon.under_pressure

@@ -42,3 +42,14 @@ def test_a_pod_over_a_limit_of_its_own_is_not_blamed_on_the_node() -> None:
 def test_the_end_of_a_hook_is_told_and_its_output_is_not() -> None:
     note = owner_messages.eviction_note(victim(hook="failed after 2s"), None, node="n1")
     assert note.endswith("because the node was low on memory. Hook before the eviction: failed after 2s.")
+
+
+def test_a_pod_near_its_memory_limit_reads_why_it_was_evicted_before_the_kill() -> None:
+    message = (
+        "Container app was using 480Mi of its memory limit 512Mi, has 10Mi left; evicted before the kernel kills it. "
+    )
+    note = owner_messages.eviction_note(victim(limit="memory.max", message=message), None, node="n1")
+    assert note == (
+        "Pod web-1 was evicted from node n1 because it was about to reach a memory limit of its own, not for the node. "
+        f"{message.strip()}"
+    )

@@ -19,6 +19,7 @@ SMALL = RateLimits(
     signal=TokenBucket(2, 60.0),
     last_resort=TokenBucket(1, 12.0),
     hook=TokenBucket(1, 12.0),
+    own_limit=TokenBucket(1, 12.0),
 )
 KEYS = rate_limits.bucket_keys(pod("web"), Signal.MEMORY)
 

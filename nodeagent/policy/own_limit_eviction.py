@@ -1,0 +1,103 @@
+"""Evictions of pods near a memory limit of their own (`ownLimit`): the protections of the soft tier, limits of its own.
+
+Promises:
+
+1. The Eviction API with the pod's whole grace period: PodDisruptionBudgets are respected, preStop runs.
+2. One pod of an owner at a time: not while another pod of it terminates or is being evicted, nor in its back-off.
+3. Its tokens and back-offs are its own. Otherwise a pod that fills its own limit on purpose could use up those that
+   protect the node, and keep other pods of its owner from being evicted under pressure.
+"""
+
+from typing import Final, NamedTuple
+
+from nodeagent.config.schema import Config
+from nodeagent.model import NodeSnapshot, Pod, Refusal, RefusalCode, Tier
+from nodeagent.policy import backoffs, in_flight, own_limits, preconditions, protection, rate_limits
+from nodeagent.policy.in_flight import InFlightState
+from nodeagent.policy.own_limits import NearLimit
+from nodeagent.policy.rate_limits import RateLimitState
+
+BUCKETS: Final = (rate_limits.OWN_LIMIT,)
+
+
+class OwnLimitSelection(NamedTuple):
+    """The pods to evict before they reach a limit of their own."""
+
+    chosen: tuple[NearLimit, ...]
+    limit_state: RateLimitState
+    refusals: tuple[Refusal, ...]
+    """Why other pods near a limit are not evicted."""
+
+
+def select_near_limit(
+    snapshot: NodeSnapshot, *, limit_state: RateLimitState, in_flight_state: InFlightState, now: float, config: Config
+) -> OwnLimitSelection:
+    """The pods to evict now, with their tokens taken: those that reach their limit first, at most `relief.maxVictims`
+    in one decision."""
+    near = own_limits.near_limits(snapshot.pods, at=snapshot.taken_at, config=config)
+    if not near:
+        return OwnLimitSelection((), limit_state, ())
+    block = preconditions.blocks_all_evictions(snapshot, now=now, config=config) or backoffs.remaining(
+        limit_state.api, now=now
+    )
+    if block is not None:
+        return OwnLimitSelection((), limit_state, (block,))
+    leaving = {owner_key(view.pod): view.pod.key for view in snapshot.pods if view.pod.terminating}
+    leaving |= {entry.owner: entry.pod for entry in in_flight_state.entries if entry.limit == own_limits.OWN_LIMIT}
+    entries = {entry.pod_uid: entry for entry in in_flight_state.entries}
+    chosen: list[NearLimit] = []
+    refusals: list[Refusal] = []
+    for each in sorted(near, key=_urgency):
+        pod = each.view.pod
+        if len(chosen) >= config.relief.max_victims:
+            break
+        refusal = _protection(each, snapshot, config=config)
+        if refusal is None and pod.uid in entries:
+            refusal = in_flight.already_in_flight(entries[pod.uid])
+        if refusal is None and (sibling := leaving.get(owner_key(pod))) is not None:
+            refusal = Refusal(RefusalCode.EVICTION_IN_FLIGHT, f"{sibling} of the same owner is leaving")
+        refusal = refusal or _backoff(pod, limit_state, now=now)
+        if refusal is None:
+            taken = rate_limits.take_tokens(limit_state, BUCKETS, now=now, limits=config.rate_limits)
+            if isinstance(taken, Refusal):
+                refusal = taken
+            else:
+                limit_state = taken
+                leaving[owner_key(pod)] = pod.key
+                chosen.append(each)
+        if refusal is not None:
+            refusals.append(Refusal(refusal.code, f"{pod.key} is near its {own_limits.OWN_LIMIT}: {refusal.message}"))
+    return OwnLimitSelection(tuple(chosen), limit_state, tuple(refusals))
+
+
+def owner_key(pod: Pod) -> str:
+    """The owner in back-offs and evictions in flight: apart from those under pressure."""
+    return f"{rate_limits.OWN_LIMIT}/{rate_limits.owner_of(pod)}"
+
+
+def _urgency(near: NearLimit) -> tuple[float, str]:
+    return (near.left_s if near.left_s is not None else float("inf"), near.view.pod.key)
+
+
+def _protection(near: NearLimit, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:
+    """The first reason why this pod must not be evicted, or None."""
+    pod, usage = near.view
+    if snapshot.own_pod_uid and pod.uid == snapshot.own_pod_uid:
+        return protection.OWN_POD
+    context = protection.RuleContext(
+        config.protection, Tier.SOFT, "memory limit", snapshot.taken_at, snapshot.wall_time
+    )
+    reasons = (
+        *protection.object_refusals(pod, config.protection),
+        *protection.momentary_refusals(pod, usage, near.own.used, context),
+    )
+    return reasons[0] if reasons else None
+
+
+def _backoff(pod: Pod, limit_state: RateLimitState, *, now: float) -> Refusal | None:
+    """A pod that was evicted for the node lately is a reason too: its owner is short of one already."""
+    return (
+        backoffs.remaining(limit_state.pods.get(pod.uid), now=now)
+        or backoffs.remaining(limit_state.owners.get(owner_key(pod)), now=now)
+        or backoffs.remaining(limit_state.owners.get(rate_limits.owner_of(pod)), now=now)
+    )
