@@ -44,6 +44,7 @@ examples:
   nodeagent check                                 this machine
   nodeagent check --signal nodefs.available       rank the pods for another signal
   nodeagent check --disk                          disk usage of pods and host directories
+  nodeagent check --image-store                   images in use and unused, layers, orphans
   nodeagent check --host-root /host --api always  from a container that mounts the host there
   kubectl get pods -A -o json --field-selector spec.nodeName=NODE > pods.json
   nodeagent check --host-root DIR --pods pods.json     a recorded node, with its real requests
@@ -124,6 +125,11 @@ def _add_check(commands: "argparse._SubParsersAction[Parser]") -> None:
     check.add_argument("--signal", metavar="SIGNAL", help="rank the pods for this signal (default: the most urgent)")
     check.add_argument(
         "--disk", action="store_true", help="measure the disk usage of pods and host directories (up to a minute)"
+    )
+    check.add_argument(
+        "--image-store",
+        action="store_true",
+        help="measure what fills the store of the container runtime, by class (up to half a minute)",
     )
     check.add_argument(
         "--rights",

@@ -16,6 +16,7 @@ from nodeagent.config.schema import Config, Mode, StartupConfig
 from nodeagent.model import (
     DISK_SIGNALS,
     Amount,
+    ImageStoreUsage,
     NodeSnapshot,
     Note,
     NoteKind,
@@ -82,6 +83,8 @@ class CheckOptions(NamedTuple):
     signal: Signal | None
     disk: bool = False
     """Measure disk usage of pods and host directories also if no disk is short."""
+    image_store: bool = False
+    """Measure what fills the image store."""
 
 
 class PodListing(NamedTuple):
@@ -105,6 +108,7 @@ def options_from(
     pods_file: str | None = None,
     signal: str | None = None,
     disk: bool = False,
+    image_store: bool = False,
 ) -> CheckOptions:
     """Load the configuration. Raises CheckError if it or an option is invalid."""
     overrides = load.overrides_from(os.environ, node_name=node_name, kubeconfig=kubeconfig)
@@ -120,6 +124,7 @@ def options_from(
         pods_file=pods_file,
         signal=signal_from(signal),
         disk=disk,
+        image_store=image_store,
     )
 
 
@@ -200,6 +205,7 @@ class NodeChecker:
             kubelet=self._kubelet.kubelet,
             oom_kills=self._oom_kills(snapshot),
             page_cache=page_cache.reclaimable(snapshot, config=self._config),
+            image_store=self._image_store(snapshot) if self._options.image_store else None,
         )
         return report._replace(notes=self._notes(report, listing))
 
@@ -273,6 +279,14 @@ class NodeChecker:
             )
         finally:
             line.clear()
+
+    def _image_store(self, snapshot: NodeSnapshot) -> ImageStoreUsage | None:
+        if self._host.recorded:
+            raise CheckError("--image-store: a recording contains no image store", exit_codes.USAGE)
+        from nodeagent.commands import check_image_store
+
+        layout = self._sampler.host_layout().layout
+        return check_image_store.measure(self._host, layout, snapshot, socket=self._config.sampling.cri_socket)
 
     def _notes(self, report: Report, listing: PodListing) -> tuple[Note, ...]:
         warnings = tuple(Note(NoteKind.CONFIGURATION, str(problem)) for problem in self._options.loaded.warnings)

@@ -101,6 +101,7 @@ def _check(options: Options) -> int:
             pods_file=options.pods,
             signal=options.signal,
             disk=options.disk,
+            image_store=options.image_store,
         )
         return check_output.show(
             check_options, output=options.output, color=options.color, every_s=options.watch, html=options.html
@@ -137,6 +138,7 @@ def _refuse_with(option: str, options: Options, **more: bool) -> None:
         "--api never": options.api == "never",
         "--pods": options.pods is not None,
         "--disk": options.disk,
+        "--image-store": options.image_store,
         "--watch": options.watch is not None,
         **{f"--{name}": given for name, given in more.items()},
     }

@@ -403,6 +403,9 @@ class SamplingConfig(NamedTuple):
     """The kubelet's root directory. Its file system is nodefs."""
     image_dir: Annotated[str, bounds.DIRECTORY_OR_NONE] = ""
     """The image store of the container runtime. Its file system is imagefs. Empty: detected (containerd, CRI-O)."""
+    cri_socket: Annotated[str, bounds.FILE_OR_NONE] = ""
+    """Socket of the container runtime (CRI v1) on the host, for `check --image-store`. Empty: the usual ones of
+    containerd, k3s and CRI-O."""
     pod_logs_dir: Annotated[str, bounds.DIRECTORY] = "/var/log/pods"
     """The kubelet's directory of pod logs."""
     stale_after_s: Annotated[float, bounds.POSITIVE_DURATION] = 30.0

@@ -13,6 +13,7 @@ Conventions of the whole project:
 """
 
 from nodeagent.model.hooks import HookOrder, HookOutcome, HookResult
+from nodeagent.model.image_store import ImageStoreUsage, StoreClass, StoreItem, StorePart
 from nodeagent.model.notes import Note, NoteKind
 from nodeagent.model.oom import (
     LoggedKill,
@@ -142,6 +143,7 @@ __all__ = [
     "HookResult",
     "HostDirectory",
     "HugePages",
+    "ImageStoreUsage",
     "KubeletLevel",
     "LoggedKill",
     "LostRace",
@@ -195,6 +197,9 @@ __all__ = [
     "Stall",
     "StallRequirement",
     "StallScope",
+    "StoreClass",
+    "StoreItem",
+    "StorePart",
     "SwapDevice",
     "Threshold",
     "ThresholdVerdict",

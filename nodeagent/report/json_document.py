@@ -12,6 +12,7 @@ from nodeagent.model import (
     MEMORY_SIGNALS,
     SIGNAL_TABLE,
     ConditionVerdict,
+    ImageStoreUsage,
     MemoryFigures,
     MemoryModel,
     NodeMemory,
@@ -73,6 +74,7 @@ def to_json(report: Report) -> JsonObject:
         ],
         "refusals": [{"code": str(refusal.code), "message": refusal.message} for refusal in plan.refusals],
         "disks": [_unattributed_disk(report, disk) for disk in snapshot.unattributed_disks],
+        "imageStore": _image_store(report.image_store) if report.image_store is not None else None,
         "cgroups": [
             {
                 "path": cgroup.path,
@@ -340,6 +342,26 @@ def _unattributed_disk(report: Report, disk: UnattributedDisk) -> JsonObject:
             for each in disk.largest
         ],
         "ageSeconds": _age(report, disk.read_at),
+    }
+
+
+def _image_store(store: ImageStoreUsage) -> JsonObject:
+    return {
+        "runtime": store.runtime,
+        "path": store.path,
+        "bytes": store.bytes,
+        "inodes": store.inodes,
+        "classes": [
+            {
+                "name": str(part.kind),
+                "bytes": part.bytes,
+                "inodes": part.inodes,
+                "complete": part.complete,
+                "items": [{"name": each.name, "bytes": each.bytes, "inodes": each.inodes} for each in part.items],
+            }
+            for part in store.parts
+        ],
+        "unknown": list(store.unknown),
     }
 
 

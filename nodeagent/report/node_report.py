@@ -12,6 +12,7 @@ from nodeagent.model import (
     CONTAINERFS_SIGNALS,
     IMAGEFS_SIGNALS,
     DiskLayout,
+    ImageStoreUsage,
     NodeSnapshot,
     Note,
     OomKill,
@@ -55,6 +56,8 @@ class Report(NamedTuple):
     """All notes: of the snapshot, the plan and the report itself."""
     page_cache: Reclaimable = Reclaimable(0, 0)
     """Page cache of pods that reclaim may drop."""
+    image_store: ImageStoreUsage | None = None
+    """What fills the image store; None: not measured."""
     recording: str = ""
     """The recording that the sample is from, and from when; empty for the live node."""
 

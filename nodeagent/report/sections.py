@@ -21,6 +21,7 @@ from nodeagent.model import (
     SignalState,
     SignalVerdict,
     Stall,
+    StoreClass,
     SwapDevice,
     Threshold,
     ThresholdVerdict,
@@ -33,6 +34,8 @@ from nodeagent.report.node_report import Report
 
 MAX_DISK_ROWS: Final = 30
 """Rows of pods' disk usage in text; JSON has all."""
+MAX_STORE_ITEMS: Final = 5
+"""Holders of a class of the image store in text; JSON has all."""
 MAX_CGROUP_ROWS: Final = 5
 """Rows of cgroups outside the pods in text; JSON has all."""
 
@@ -94,6 +97,7 @@ def sections(report: Report) -> tuple[Section, ...]:
         _pods(report),
         _disks(report),
         *_unattributed_disks(report),
+        _image_store(report),
         _outside(report),
         _oom_kills(report),
         _kubelet(report),
@@ -481,6 +485,35 @@ def _unattributed_disks(report: Report) -> Iterable[Section]:
         title = f"IN NO POD ON {names} ({bytes_}, {disk.unattributed_inodes} inodes)"
         lines = () if rows else (Cell("No host directory was measured before the timeout.", DIM),)
         yield Section(title, columns, rows, lines)
+
+
+def _image_store(report: Report) -> Section:
+    """What fills the image store, by class, with the largest holders of each."""
+    store = report.image_store
+    if store is None:
+        return Section("IMAGE STORE")
+    columns = (Column("CLASS"), Column("BYTES", right=True), Column("INODES", right=True), Column("LARGEST"))
+    rows = []
+    for part in store.parts:
+        items = [f"{each.name} {units.format_amount(each.bytes)}" for each in part.items[:MAX_STORE_ITEMS]]
+        items += [f"{len(part.items) - len(items)} more"] if len(part.items) > len(items) else []
+        items += [] if part.complete else ["not measured in time: as the runtime recorded it, or at least this"]
+        style = WARN if part.kind is StoreClass.ORPHANED_SNAPSHOTS else STRONG
+        rows.append(
+            (
+                Cell(str(part.kind), style),
+                Cell(units.format_amount(part.bytes)),
+                Cell(units.format_amount(part.inodes, Unit.INODES)),
+                Cell(wording.escape_terminal(", ".join(items)), DIM),
+            )
+        )
+    lines = [Cell(wording.escape_terminal(reason), WARN) for reason in store.unknown]
+    if any(part.kind is StoreClass.ORPHANED_SNAPSHOTS for part in store.parts):
+        lines.append(
+            Cell("Orphans are not removed by nodeagent: containerd's next removal of a snapshot does it.", DIM)
+        )
+    path, total = wording.escape_terminal(store.path), units.format_amount(store.bytes)
+    return Section(f"IMAGE STORE of {store.runtime} ({path}, {total})", columns, tuple(rows), tuple(lines))
 
 
 def _outside(report: Report) -> Section:

@@ -16,6 +16,7 @@ LAYERS: Final = (
     {"actuators", "records"},
     {"sampling", "policy", "kube"},
     {"config"},
+    {"cri"},
     {"runtime"},
     {"model"},
 )
@@ -31,6 +32,7 @@ SAMPLING: Final[dict[str, frozenset[str]]] = {
 ONLY_IN: Final = {
     "kubernetes": ("kube",),
     "urllib3": ("kube",),
+    "h2": ("cri",),
     "msgspec": ("kube", "records", "actuators", "telemetry"),
     "pyroute2": ("sampling.events", "kube.node_identity"),
     "psutil": ("runtime", "sampling.node", "sampling.hostfs"),
@@ -39,12 +41,12 @@ ONLY_IN: Final = {
     "shtab": ("commands",),
     "argparse": ("commands",),
     "subprocess": ("actuators",),
-    "socket": ("runtime", "telemetry", "kube", "sampling.events"),
-    "time": ("runtime", "telemetry", "kube", "actuators", "sampling", "commands", "records", "loop", "report"),
+    "socket": ("runtime", "telemetry", "kube", "sampling.events", "cri"),
+    "time": ("runtime", "telemetry", "kube", "actuators", "sampling", "commands", "records", "loop", "report", "cri"),
     "threading": ("runtime", "telemetry", "kube", "actuators", "sampling", "records", "loop"),
 }
 """Who imports what reaches outside or depends on time. `policy` and `model` import none of them: they are pure."""
-LAZY: Final = frozenset({"kubernetes", "pyroute2", "psutil", "rich", "yaml", "urllib3"})
+LAZY: Final = frozenset({"kubernetes", "pyroute2", "psutil", "rich", "yaml", "urllib3", "h2"})
 """Imported inside functions. `config.yaml_nodes`, which reads YAML and nothing else, is imported so itself."""
 
 
