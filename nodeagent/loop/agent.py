@@ -330,16 +330,24 @@ class Agent:
             notes = (trouble,)
         now = self._runtime.boottime()
         if self._cost is None or now - self._cost.read_at >= own_cost.READ_EVERY_S:
-            before, self._cost = self._cost, own_cost.read_cost(now)
-            verdict = own_cost.assess_cost(
-                before, self._cost, own_cost.CostLimits(), interval_factor=self.observer.interval_factor
-            )
-            self.observer.interval_factor = verdict.interval_factor
-            if verdict.trim:
-                own_cost.trim_memory()
-            notes += verdict.notes
+            notes += self._assess_cost(now)
         self.decision_log.log_notes(notes)
         self._retry_threads_s = workers.start_waiting()
+
+    def _assess_cost(self, now: float) -> tuple[Note, ...]:
+        """Without a reading the next sync tries again: a node without free descriptors needs its syncs."""
+        before, self._cost = self._cost, None
+        try:
+            cost = self._cost = own_cost.read_cost(now)
+        except own_cost.CostError as error:
+            return (own_cost.unread_note(error),)
+        verdict = own_cost.assess_cost(
+            before, cost, own_cost.CostLimits(), interval_factor=self.observer.interval_factor
+        )
+        self.observer.interval_factor = verdict.interval_factor
+        if verdict.trim:
+            own_cost.trim_memory()
+        return verdict.notes
 
     def decide(self, snapshot: NodeSnapshot) -> Plan:
         """The plan; the store has the new policy state."""

@@ -30,6 +30,10 @@ _MAX_FAULTS_PER_S: Final = 10.0
 """Major page faults. Each is a read from disk, which takes ms under disk pressure. A locked process has none."""
 
 
+class CostError(Exception):
+    """The cost cannot be read, as without free descriptors or memory. The message has the reason."""
+
+
 class ProcessCost(NamedTuple):
     """One reading of this process. Counters start with the process."""
 
@@ -73,26 +77,35 @@ class CostVerdict(NamedTuple):
 
 def read_cost(now: float) -> ProcessCost:
     """Read this process. For the loop's thread only: psutil's /proc is a global variable, which
-    `sampling.hostfs.processes` changes during its calls."""
+    `sampling.hostfs.processes` changes during its calls. Raises CostError."""
     import psutil
 
-    process = psutil.Process()
-    with process.oneshot():
-        times, switches = process.cpu_times(), process.num_ctx_switches()
-        rss, threads = process.memory_info().rss, process.num_threads()
+    try:
+        process = psutil.Process()
+        with process.oneshot():
+            times, switches = process.cpu_times(), process.num_ctx_switches()
+            rss, threads = process.memory_info().rss, process.num_threads()
+        descriptors = process.num_fds()
+    except (OSError, psutil.Error) as error:
+        raise CostError(f"the agent's own cost is unknown: {error}") from error
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return ProcessCost(
         read_at=now,
         rss=rss,
         cpu_s=times.user + times.system,
         threads=threads,
-        descriptors=process.num_fds(),
+        descriptors=descriptors,
         descriptor_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         major_faults=usage.ru_majflt,
         minor_faults=usage.ru_minflt,
         voluntary_switches=switches.voluntary,
         involuntary_switches=switches.involuntary,
     )
+
+
+def unread_note(error: CostError) -> Note:
+    """For the time without a reading."""
+    return _note(str(error))
 
 
 def longer_interval(interval_s: float, factor: float, *, stale_after_s: float) -> float:

@@ -51,6 +51,18 @@ def test_a_reading_shows_the_growth_of_memory_cpu_descriptors_faults_and_switche
     assert now.threads >= 1
 
 
+def test_without_a_free_descriptor_the_cost_is_unknown_with_a_reason() -> None:
+    """Every sync reads it first: it must not fail."""
+    code = (
+        "import resource; from nodeagent.runtime import own_cost\n"
+        "own_cost.read_cost(0.0)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "try: own_cost.read_cost(1.0)\n"
+        "except own_cost.CostError as error: print(own_cost.unread_note(error).message)\n"
+    )
+    assert python(code).startswith("the agent's own cost is unknown: [Errno 24] Too many open files")
+
+
 def test_importing_it_does_not_import_psutil() -> None:
     python("import sys, nodeagent.runtime.own_cost\nassert 'psutil' not in sys.modules")
 

@@ -1,0 +1,34 @@
+"""Injects faults and prints one table: what was injected, how often, what happened. `--quick` takes a sample.
+
+    python -m tests.faults [--quick] [--only calls|kernel|state|recording]
+
+The exit code is 1 if there was a wrong eviction, a lost rate limit, a hang or a traceback.
+"""
+
+import argparse
+import sys
+import time
+
+from tests.faults import runs
+from tests.faults.runs import GROUPS, Table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a sample of each kind, under a minute")
+    parser.add_argument("--only", choices=GROUPS, help="one group of faults")
+    options = parser.parse_args()
+    began = time.monotonic()
+    table = Table()
+    for name in [options.only] if options.only else GROUPS:
+        every = runs.QUICK_EVERY[name] if options.quick else 1
+        GROUPS[name](table, every)
+        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    print(table.text())
+    for finding in table.findings[:20]:
+        print(finding)
+    return 1 if table.findings else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
