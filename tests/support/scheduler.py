@@ -17,7 +17,9 @@ import pytest
 
 GROUPS: Final = (
     (
-        re.compile(r"tests/vm/test_(container|daemonset_ramps)\.py|tests/vm/.*(newer_machine|\[systemd 257)"),
+        re.compile(
+            r"tests/vm/test_(container|daemonset_ramps|release_image)\.py|tests/vm/.*(newer_machine|\[systemd 257)"
+        ),
         "newer machine",
     ),
     (re.compile(r"tests/vm/"), "older machine"),

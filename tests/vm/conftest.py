@@ -10,7 +10,7 @@ import pytest
 
 from tests.fake_kube import ApiServer
 from tests.support.paths import REPOSITORY
-from tests.vm import agent_container
+from tests.vm import agent_container, dockerfile
 from tests.vm.dockerfile import Built
 from tests.vm.image import NEWER, OLDER, Image, Suite, image, why_not
 from tests.vm.machine import Machine, booted
@@ -73,6 +73,9 @@ def newer_machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iter
 @pytest.fixture(scope="session")
 def agent_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     """The DaemonSet's image, built from the Dockerfile."""
+    reason = dockerfile.why_not()
+    if reason:
+        pytest.skip(f"needs the image: {reason}")
     scratch = tmp_path_factory.mktemp("image")
     yield agent_container.build_image(scratch)
     shutil.rmtree(scratch)

@@ -38,6 +38,13 @@ class Built(NamedTuple):
     """CMD."""
 
 
+def why_not() -> str:
+    """Why no image can be built here; empty if one can."""
+    if os.geteuid() != 0:
+        return "debootstrap and chroot need root"
+    return "" if shutil.which("debootstrap") else "missing: debootstrap"
+
+
 def instructions(text: str) -> list[tuple[str, str]]:
     """(instruction, arguments) for each, with continued lines joined and comments dropped."""
     lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
