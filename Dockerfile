@@ -1,6 +1,6 @@
 # The image of daemonset.yaml: `docker build -t nodeagent:0.1.0 .`. docs/image.md has platforms, digests and signatures.
 #
-# Unpacked it has 85 MB (26 MB to pull): Debian's Python with the libraries that it links, and the agent. There is no
+# Unpacked it has 87 MB (27 MB to pull): Debian's Python with the libraries that it links, and the agent. There is no
 # shell and no package manager. docs/image.md says what else was tried.
 #
 # Python packages are pinned by constraints.txt, the base only by its release, so that a build includes Debian's security
@@ -32,11 +32,11 @@ RUN cd /opt/nodeagent/lib/python3.11/site-packages \
  && find /opt/nodeagent -name tests -type d -prune -exec rm -r {} +
 
 # The root: packages of Debian without their scripts. What dpkg would know of them is in status.d, where scanners read it
-# as in distroless images, with the hash of each package. Without the libraries of modules that the agent does not
-# import: curses, dbm, nis, readline, sqlite3.
+# as in distroless images, with the hash of each package. Without the libraries of modules that nothing here imports:
+# curses, dbm, nis, readline.
 RUN mkdir -p /debs /image/var/lib/dpkg/status.d && cd /debs \
  && apt-get download base-files gcc-12-base libbz2-1.0 libc6 libcrypt1 libexpat1 libffi8 libgcc-s1 liblzma5 \
-      libpython3.11-minimal libpython3.11-stdlib libssl3 libuuid1 python3.11-minimal zlib1g \
+      libpython3.11-minimal libpython3.11-stdlib libsqlite3-0 libssl3 libuuid1 python3.11-minimal zlib1g \
  && for deb in *.deb; do \
       known=/image/var/lib/dpkg/status.d/$(dpkg-deb --field "$deb" Package) \
       && dpkg-deb --extract "$deb" /image \
@@ -55,7 +55,7 @@ RUN compile='-m compileall -q -f --invalidation-mode unchecked-hash' \
  && python3.11 $compile /opt/nodeagent/lib \
  && mkdir /image/opt && cp -a /opt/nodeagent /image/opt \
  && chroot /image /usr/bin/python3.11 $compile /usr/lib/python3.11 \
- && chroot /image /opt/nodeagent/bin/python -c 'import ctypes, ssl; \
+ && chroot /image /opt/nodeagent/bin/python -c 'import ctypes, pyroute2, ssl; \
 from nodeagent.kube.kubernetes_client import load; assert load(kubeconfig=True).light' \
  && rm -r /image/opt
 

@@ -28,6 +28,7 @@ PLACES: Final = {
     "daemonset.yaml": (rf"(image: \S*nodeagent:)<V>(?:@{_DIGEST})?($)",),
     **dict.fromkeys(OVERLAYS, (rf"(newTag: )<V>(?:, digest: {_DIGEST})?(\}})",)),
     "Dockerfile": (r"(nodeagent:)<V>([ `])",),
+    "docs/image.md": (r"(nodeagent:)<V>([ \n])", r"(oci:out/oci:)<V>( )"),
     "docs/start.md": (r"(nodeagent:)<V>([ \n])",),
     "kubectl-plugin/nodeagent.yaml": (r"(version: v)<V>($)", r"(releases/download/v)<V>(/)"),
     ".github/ISSUE_TEMPLATE/wrong_decision.yml": (r"(placeholder: )<V>(,)",),
