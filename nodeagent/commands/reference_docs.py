@@ -52,8 +52,9 @@ _METRICS: Final = f"""# Metrics and probes
 Use `/healthz` as liveness probe and `/readyz` as readiness probe, never the reverse: an unreachable API server makes
 every agent not ready, and a restart does not help.
 
-The endpoint is read-only: GET and HEAD, no authentication, and names of pods only in the live page. Every client of the
-port may read the metrics: bind it to `127.0.0.1` or to the pod's address, and restrict clients with a NetworkPolicy.
+The endpoint is read-only: GET and HEAD, no authentication, and names of pods only in the live page and, if it is set,
+with `metrics.perPod`. Every client of the port may read the metrics: bind it to `127.0.0.1` or to the pod's address,
+and restrict clients with a NetworkPolicy.
 Limits apply to each address, so that a flood from one pod does not block the kubelet's probes and Prometheus. A kubelet
 probes from an address of the node, which pods with `hostNetwork` share.
 
@@ -63,9 +64,13 @@ probes from an address of the node, which pods with `hostNetwork` share.
 | connections per second | {http.PEER_PER_S}; {http.FEW_PER_S} at {http.MANY_PER_S} in all | - | closed unread |
 | scrapes per second | {http.PEER_PAGES_PER_S} | {http.PAGES_PER_S} | 429 |
 
-No label contains a pod, a namespace or an owner: Events, the log and `nodeagent explain` list evicted pods. An unknown
-value has no series. Ages are computed at the scrape on CLOCK_BOOTTIME: they grow while the loop is stuck and ignore
-clock jumps.
+By default no label contains a pod, a namespace or an owner: Events, the log and `nodeagent explain` list evicted pods.
+`metrics: {{perPod: {{top: 20}}}}` adds the `nodeagent_pod_*` series of at most that many pods for each family. They
+change with the pods, so that their number in a Prometheus grows with each pod that was ever among the largest; and a
+scrape configuration that sets `namespace` or `pod` needs `honor_labels: true`, as in monitoring/.
+
+An unknown value has no series. Ages are computed at the scrape on CLOCK_BOOTTIME: they grow while the loop is stuck and
+ignore clock jumps.
 
 ## Series
 

@@ -17,11 +17,13 @@ from nodeagent.config.schema import (
     CONFIG_KIND,
     BeforeEvictionHook,
     NamespaceRule,
+    PerPodConfig,
     RankingKey,
     ReclaimAction,
     Refinement,
     RequireStall,
     SignalRefinement,
+    SnapshotsConfig,
     TokenBucket,
 )
 from nodeagent.model import Amount, Signal
@@ -99,6 +101,8 @@ def _sections() -> Iterator[str]:
         ("protection.namespaceRules.*", NamespaceRule, "The keys of each namespace."),
         ("reclaim.actions", ReclaimAction, "The keys of each action."),
         ("hooks.beforeEviction", BeforeEvictionHook, "Off without `command` and `url` (docs/escalation.md)."),
+        ("metrics.perPod", PerPodConfig, "Series of single pods: see [metrics](metrics.md)."),
+        ("recorder.snapshots", SnapshotsConfig, "Snapshot files that the agent writes by itself."),
         ("signals.*", SignalRefinement, "The keys of each signal."),
         ("signals.*.hard and signals.*.soft", Refinement, "They refine one of the signal's two thresholds."),
         ("signals.*.requireStall", RequireStall, "Pressure stall information (PSI)."),

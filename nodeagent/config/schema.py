@@ -385,12 +385,21 @@ class PageAccess(enum.StrEnum):
     OFF = "off"
 
 
+class PerPodConfig(NamedTuple):
+    top: Annotated[int, Range(0, 100)] = 0
+    """How many pods have series of their own: those with the most disk usage, the most inodes, and the most memory
+    above their request. 0: none. The labels are names of pods, which every client of the endpoint may read, and each
+    new pod is a new series in the Prometheus; a scrape has at most three times this number."""
+
+
 class MetricsConfig(NamedTuple):
     address: Annotated[str, bounds.ADDRESS] = ""
     """Address of /metrics, /healthz and /readyz, such as `127.0.0.1:9655`. Empty: no endpoint."""
     page: PageAccess = PageAccess.LOOPBACK
     """Who may read the live page at `/` of that address, which contains names of pods: clients on this host or in the
     agent's pod (`loopback`, also `kubectl port-forward`), every client (`all`), nobody (`off`)."""
+    per_pod: PerPodConfig = PerPodConfig()
+    """Series of single pods, off by default."""
 
 
 class SamplingConfig(NamedTuple):

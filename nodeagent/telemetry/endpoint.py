@@ -26,7 +26,7 @@ def build_pages(
     """`/metrics`, `/healthz`, `/readyz`, and `/` with the live page. `config` is called for each request, because it
     may be reloaded.
 
-    The live page contains names of pods, which nothing else here does: see `may_see_page`.
+    The live page contains names of pods, as nothing else here does by default: see `may_see_page`.
     """
 
     def exposition_page(request: Request) -> Page:

@@ -13,6 +13,7 @@ from nodeagent.telemetry.exposition import Family
 _SIGNAL = ("signal",)
 _THRESHOLD = ("signal", "tier")
 _CONDITION = ("condition",)
+_POD = ("namespace", "pod")
 UNIT_WORDS: Final = {
     Unit.BYTES: "bytes",
     Unit.INODES: "inodes",
@@ -251,6 +252,21 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "Usage of the file system behind the signal that is in no pod, in UNIT, at the last walk.",
         _SIGNAL,
         _DISK_UNITS,
+    ),
+    # single pods
+    *_by_unit(
+        "nodeagent_pod_disk_UNIT",
+        exposition.GAUGE,
+        "Disk usage of the pods with the most (`metrics.perPod`), in UNIT, on all file systems: layers, logs, volumes"
+        " and deleted open files. Measured while a disk is near a threshold; a pod that is not measured has no series.",
+        _POD,
+        _DISK_UNITS,
+    ),
+    Family(
+        "nodeagent_pod_memory_above_request_bytes",
+        exposition.GAUGE,
+        "Memory above the request, of the pods with the most (`metrics.perPod`); negative below the request.",
+        _POD,
     ),
     Family(
         "nodeagent_oom_kills",

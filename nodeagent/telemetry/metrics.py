@@ -2,8 +2,8 @@
 
 1. An observation is a few assignments, without a lock, a growing allocation or a system call. The server's thread makes
    all texts.
-2. Series are bounded: the table in `metric_families` times words from fixed lists (signals, tiers, codes). A name of a
-   pod, namespace, node or owner is never a label, and `MAX_METRIC_SERIES` bounds each counter.
+2. Series are bounded: the table in `metric_families` times words from fixed lists (signals, tiers, codes), and
+   `MAX_METRIC_SERIES` bounds each counter. Names of pods are labels of `pod_series` alone, and only on request.
 3. An unknown value has no series, never a zero.
 
 Theory of operation. The loop's thread calls `observe_*`, any thread may call `render`. Current values (signals,
@@ -16,6 +16,7 @@ grow while the loop is stuck and ignore clock jumps.
 import collections
 import contextlib
 import enum
+import itertools
 import os
 import resource
 import sys
@@ -45,7 +46,7 @@ from nodeagent.model import (
 )
 from nodeagent.policy import headroom
 from nodeagent.records.sample_recorder import RecorderCounts
-from nodeagent.telemetry import exposition, metric_families
+from nodeagent.telemetry import exposition, metric_families, pod_series
 from nodeagent.telemetry.exposition import Histogram, Series
 
 MAX_METRIC_SERIES: Final = 500
@@ -328,6 +329,7 @@ class Metrics:
             for verdict in plan.signals:
                 yield from _signal(verdict, plan, snapshot)
             yield from _node(plan, snapshot)
+            yield from itertools.starmap(_Sample, pod_series.samples(snapshot, config=self._config))
             yield _Sample("nodeagent_sample_age_seconds", (), max(0.0, now - snapshot.taken_at))
         if counters.walk is not None:
             yield from _walk(counters.walk, now)

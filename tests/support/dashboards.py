@@ -147,6 +147,18 @@ NODE: Final = Dashboard(
             (Query(or_zero(f"nodeagent_pods_refused{_N}"), "{{code}}"),),
         ),
         Panel(
+            "Pods with the most on disk",
+            (Query(f"nodeagent_pod_disk_bytes{_N}", "{{namespace}}/{{pod}}"),),
+            unit="bytes",
+            description="Needs metrics.perPod.top. Pods are measured only while a disk is near a threshold.",
+        ),
+        Panel(
+            "Pods furthest above their memory request",
+            (Query(f"nodeagent_pod_memory_above_request_bytes{_N}", "{{namespace}}/{{pod}}"),),
+            unit="bytes",
+            description="Needs metrics.perPod.top. Negative: below the request.",
+        ),
+        Panel(
             "OOM kills and lost races",
             (
                 Query(or_zero(f"sum by (cause) (nodeagent_oom_kills_total{_N})"), "kills: {{cause}}"),
