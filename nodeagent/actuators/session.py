@@ -27,6 +27,7 @@ from nodeagent.kube import identity_probe, kubelet_configz, node_identity, pod_d
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.node_identity import Identity, IdentityError
+from nodeagent.kube.owner_lookup import OwnerReader
 from nodeagent.kube.pdb_watch import PdbWatch
 from nodeagent.kube.pod_watch import PodsView, PodWatch
 from nodeagent.kube.transport import Transport
@@ -212,6 +213,7 @@ class ClusterSession:
         self._pdbs: PdbWatch | None = None
         self._pdbs_wanted_at = float("-inf")
         self._volumes: VolumeLookup | None = None
+        self._owners: OwnerReader | None = None
         self._mirrors: tuple[tuple[Pod, ...], str, tuple[Pod, ...]] = ((), "", ())
         """Pods and Node UID of the last call of `_own_mirrors`, and its result."""
         self._pdbs_wanted_for: tuple[Pod, ...] = ()
@@ -240,6 +242,7 @@ class ClusterSession:
         view = self._pods.view()
         pods = self._own_mirrors(view.pods)
         pods = self._volumes.with_claims(pods) if self._volumes else pods
+        pods = self._owners.with_replicas(pods) if self._owners else pods
         pods = self._pdbs.with_pdbs(pods) if self._pdbs else pods
         return view._replace(pods=pods, unreachable_since=unreachable_since)
 
@@ -271,7 +274,9 @@ class ClusterSession:
         return next(blocks, None)
 
     def announce(self, plan: Plan) -> None:
-        """Request an eviction slot if the plan needs one, and emit the Node Event."""
+        """Read the owners that the plan needs, request an eviction slot if it needs one, and emit the Node Event."""
+        if self._owners is not None and plan.owner_lookups:
+            self._owners.want(plan.owner_lookups)
         writers = self._writers
         if writers is None:
             return
@@ -425,6 +430,7 @@ class ClusterSession:
             parts.append((NoteKind.NODE_CONDITIONS, self._writers.conditions.reason))
             parts.append((NoteKind.TAINTS, self._taints_trouble(self._writers.taints)))
             parts.append((NoteKind.EVENTS, self._writers.events.reason))
+        parts.append((NoteKind.OWNERS, self._owners.reason if self._owners else ""))
         parts.append((NoteKind.VOLUMES, self._volumes.reason if self._volumes else ""))
         pdb_notes = self._pdbs.notes() if self._pdbs else ()
         return (*[Note(kind, reason) for kind, reason in parts if reason], *pdb_notes, *view.notes)
@@ -437,7 +443,7 @@ class ClusterSession:
         self._transport.impersonation.doubted.set()
         workers.join(self._thread, 1.0)
         failed = self._writers.stop(clear=clear, mark=mark) if self._writers else ""
-        for part in (self._volumes, self._pdbs, self._pods):
+        for part in (self._volumes, self._owners, self._pdbs, self._pods):
             if part:
                 part.stop()
         self._transport.close()
@@ -522,6 +528,8 @@ class ClusterSession:
             self._writers = api_writers.start_writers(transport, config, confirmed, owned=self._owned, wake=self._wake)
         if config.protection.disruption_budgets:
             self._pdbs = PdbWatch(transport, wake=self._wake, spread_s=_pdb_spread_s(config))
+        if config.protection.replacement_wait_s:
+            self._owners = OwnerReader(transport, wake=self._wake)
         if config.protection.node_bound:
             self._volumes = VolumeLookup(transport, confirmed.name, spread_s=VOLUME_SPREAD_S)
         pods = PodWatch(transport, confirmed.name, wake=self._wake, keep_annotations=config.protection.annotations)

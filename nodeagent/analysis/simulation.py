@@ -133,7 +133,9 @@ class Simulator:
 
     def __init__(self, config: Config, *, name: str = "", pass_over: bool = True) -> None:
         """`pass_over` False decides on every sample."""
-        self.config = config._replace(mode=Mode.ENFORCE)
+        # Recorded samples do not have the replicas of owners.
+        protection = config.protection._replace(replacement_wait_s=0.0)
+        self.config = config._replace(mode=Mode.ENFORCE, protection=protection)
         self.name = name
         self.state: PolicyState | None = None
         self._pass_over = pass_over

@@ -199,6 +199,10 @@ class ProtectionConfig(NamedTuple):
     trusted_namespaces: Annotated[tuple[str, ...], bounds.NAMESPACES] = ()
     """Namespaces whose pods may protect themselves: by `labels` and `annotations` in both tiers, by the annotation
     `nodeagent.io/evict: never|prefer|avoid` in the soft tier. Elsewhere these are ignored. `"*"`: every namespace."""
+    replacement_wait_s: Annotated[float, bounds.ANY_DURATION] = 0.0
+    """Soft tier: protect the pods of a ReplicaSet or StatefulSet that lacks ready replicas elsewhere, such as the
+    replacement of an earlier victim that no node takes, at most this long; also while its replicas are unknown. `0s`:
+    off. Needs the rights of examples/replacements.yaml."""
     unknown_pods: bool = True
     """Protect pods that the API server does not list."""
     system_partition: bool = True

@@ -247,6 +247,23 @@ class VolumeObject(Struct):
     spec: VolumeSpec
 
 
+class ReplicasSpec(Struct):
+    replicas: int | None = None
+
+
+class ReplicasStatus(Struct, rename="camel"):
+    ready_replicas: int = 0
+    observed_generation: int = 0
+
+
+class ReplicatedObject(Struct):
+    """A ReplicaSet or StatefulSet."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: ReplicasSpec = msgspec.field(default_factory=ReplicasSpec)
+    status: ReplicasStatus = msgspec.field(default_factory=ReplicasStatus)
+
+
 class LabelSelector(Struct, rename="camel"):
     match_labels: dict[str, str] | None = None
     match_expressions: list[Requirement] | None = None

@@ -146,6 +146,10 @@ def _pdbs(config: Config) -> bool:
     return config.protection.disruption_budgets
 
 
+def _replacements(config: Config) -> bool:
+    return config.protection.replacement_wait_s > 0
+
+
 def _finds_node_by_address(config: Config) -> bool:
     return not config.node_name
 
@@ -158,6 +162,10 @@ _PDBS = ("PodDisruptionBudgets (protection.disruptionBudgets)", "the soft tier r
 _VOLUMES = (
     "local volumes (protection.nodeBound)",
     "the soft tier waits for pods with claims; the hard tier evicts them after 2 s, local volumes included",
+)
+_OWNERS = (
+    "missing replicas (protection.replacementWait)",
+    "the soft tier waits protection.replacementWait before each eviction: the replicas of the owner are unknown",
 )
 _EVENTS = ("Events on pods and the Node", "no Events: acts are in the log and the records only")
 _OVERRIDE = ("escalation.onBlocked: delete", "the hard tier does not evict a pod that a PDB protects")
@@ -226,6 +234,8 @@ RIGHTS: Final = (
     Right("watch", "policy", "poddisruptionbudgets", *_PDBS, Need.FEATURE, _ACCOUNT, used=_pdbs),
     Right("get", "", "persistentvolumeclaims", *_VOLUMES, Need.FEATURE, _NODE, Scope.MOUNTED, _node_bound),
     Right("get", "", "persistentvolumes", *_VOLUMES, Need.FEATURE, _NODE, Scope.MOUNTED, _node_bound),
+    Right("get", "apps", "replicasets", *_OWNERS, Need.FEATURE, _ACCOUNT, used=_replacements),
+    Right("get", "apps", "statefulsets", *_OWNERS, Need.FEATURE, _ACCOUNT, used=_replacements),
     *EVENTS,
     Right("patch", "", "pods/status", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),
     Right("delete", "", "pods", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),

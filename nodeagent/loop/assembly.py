@@ -322,6 +322,7 @@ def _session_inputs(config: Config) -> tuple[object, ...]:
         config.fleet,
         protection.annotations,
         protection.disruption_budgets,
+        protection.replacement_wait_s > 0,
     )
 
 

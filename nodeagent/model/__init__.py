@@ -52,6 +52,7 @@ from nodeagent.model.plan import (
     Victim,
 )
 from nodeagent.model.pods import (
+    LOOKED_UP_OWNERS,
     NO_RESOURCES,
     Container,
     ContainerKind,
@@ -61,6 +62,8 @@ from nodeagent.model.pods import (
     DisruptionBudget,
     EmptyDir,
     Owner,
+    OwnerLookup,
+    OwnerReplicas,
     OwnLimit,
     Pod,
     PodSource,
@@ -117,6 +120,7 @@ __all__ = [
     "DISK_INODE_SIGNALS",
     "DISK_SIGNALS",
     "IMAGEFS_SIGNALS",
+    "LOOKED_UP_OWNERS",
     "MEMORY_SIGNALS",
     "MIN_GRACE_S",
     "MIN_SUSPEND_S",
@@ -169,6 +173,8 @@ __all__ = [
     "OutcomeKind",
     "OwnLimit",
     "Owner",
+    "OwnerLookup",
+    "OwnerReplicas",
     "Plan",
     "Pod",
     "PodSource",

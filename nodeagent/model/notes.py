@@ -37,6 +37,7 @@ class NoteKind(enum.StrEnum):
     NODE_OBJECT = "node object", "The own Node object cannot be read."
     OOM_KILLS = "OOM kills", "The kernel ended processes because memory was short, or cannot be asked for it."
     OTHER_OOM_HANDLERS = "other OOM handlers", "Another program on this node kills processes when memory is short."
+    OWNERS = "owners", "The replicas of a pod's owner cannot be read, or are no longer waited for."
     PDBS = "PDBs", "The PodDisruptionBudgets of a namespace are unknown."
     PID_PRESSURE = "PIDPressure", "The kubelet also writes this condition."
     POD = "pod", "One pod cannot be read, or only in part."

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from nodeagent.model.hooks import HookOrder
 from nodeagent.model.notes import Note
-from nodeagent.model.pods import Pod, PodView
+from nodeagent.model.pods import OwnerLookup, Pod, PodView
 from nodeagent.model.refusals import Refusal, RefusalCode
 from nodeagent.model.signals import ConditionType, Signal, Threshold, Tier
 from nodeagent.model.snapshot import MemoryFigures, Observation
@@ -281,3 +281,5 @@ class Plan(NamedTuple):
     """UIDs (of cgroups) of pods whose disk usage must be measured again before they can be evicted."""
     hooks: tuple[HookOrder, ...] = ()
     """The hooks to run now, before the soft tier evicts."""
+    owner_lookups: tuple[OwnerLookup, ...] = ()
+    """The owners whose replicas a later decision needs."""

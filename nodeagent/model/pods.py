@@ -209,6 +209,32 @@ class Owner(NamedTuple):
     api_version: str = "apps/v1"
 
 
+LOOKED_UP_OWNERS: Final = frozenset({("apps/v1", "ReplicaSet"), ("apps/v1", "StatefulSet")})
+"""API version and kind of the owners whose replicas are read (`protection.replacementWait`)."""
+
+
+class OwnerLookup(NamedTuple):
+    """An owner whose replicas are to be read."""
+
+    namespace: str
+    owner: Owner
+
+
+class OwnerReplicas(NamedTuple):
+    """What is known of the replicas of a pod's owner. Times are CLOCK_BOOTTIME."""
+
+    asked_at: float
+    """When it was first wanted."""
+    read_at: float | None = None
+    """When the last successful request was sent; None before it. `desired` and `ready` have no meaning then."""
+    desired: int = 0
+    ready: int = 0
+    incomplete_since: float | None = None
+    """Since when less than desired are ready, as far as was read; None if all are."""
+    trouble: str = ""
+    """Why the last request failed; empty if it did not."""
+
+
 class EmptyDir(NamedTuple):
     """An emptyDir volume of a pod's spec."""
 
@@ -285,6 +311,8 @@ class Pod(NamedTuple):
     """CLOCK_BOOTTIME at which the unknown claim was first requested; None if it was not."""
     empty_dirs: tuple[EmptyDir, ...] = ()
     disruption_budgets: tuple[DisruptionBudget, ...] = ()
+    replicas: OwnerReplicas | None = None
+    """Of its owner; None if nobody wanted to know."""
     static: str = ""
     """The kubelet's source of the pod if that is not the API server: `file` or `http` in the kubelet's own
     list, `cgroup` when the cgroup carries a config hash. Empty for every pod of the API server."""

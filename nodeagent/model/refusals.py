@@ -236,6 +236,17 @@ class RefusalCode(enum.StrEnum):
         "rate-limit-signal",
         _limit("The token bucket of the signal is empty.", config_key="rateLimits.signal"),
     )
+    OWNER_INCOMPLETE = (
+        "owner-incomplete",
+        _limit(
+            "Soft tier: its owner (ReplicaSet, StatefulSet) wants more replicas than are ready, without those that "
+            "wait on this node: a replacement is not created, not scheduled or not started. At most "
+            "`protection.replacementWait`.",
+            "`kubectl describe` the owner and its pending pods: no node takes them, a quota, an image?",
+            config_key="protection.replacementWait",
+            tiers=SOFT_TIER,
+        ),
+    )
     RATE_LIMIT_HOOK = (
         "rate-limit-hook",
         _limit(
@@ -384,6 +395,17 @@ class RefusalCode(enum.StrEnum):
             "Soft tier, disks: the kubelet's image garbage collection runs first.",
             config_key="reclaim.waitForKubelet",
             tiers=SOFT_TIER,
+        ),
+    )
+    WAITS_FOR_OWNER = (
+        "waits-for-owner",
+        _decision(
+            "Soft tier: the replicas of the victim's owner are being read, or cannot be read; at most "
+            "`protection.replacementWait`.",
+            "See the note `owners`: may the agent get replicasets and statefulsets (examples/replacements.yaml)?",
+            config_key="protection.replacementWait",
+            tiers=SOFT_TIER,
+            wants_slot=True,
         ),
     )
     WAITS_FOR_HOOK = (

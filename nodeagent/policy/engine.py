@@ -154,6 +154,7 @@ def decide(
         reclaim_reports=runs.reports,
         recount=recount,
         hooks=chosen.hooks,
+        owner_lookups=chosen.owner_lookups,
     )
     after = PolicyState(
         instance=state.instance,

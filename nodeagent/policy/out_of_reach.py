@@ -7,8 +7,9 @@ A ranked pod that is not evicted has one of three kinds of reasons:
 2. A rate limit or a back-off, or a claim that is not looked up yet: `Replacement.NEVER`. The pod is evicted later or
    not at all, and no other pod is evicted in its place.
 3. A temporary one (usage unreadable, not listed by the API server, a PodDisruptionBudget, an eviction that is stuck, a
-   hook that failed, a finished pod whose cgroup still exists): `Replacement.IF_SUFFICIENT`. If it holds more than other
-   pods, they are evicted only if they alone clear the deficit (`selection`).
+   hook that failed, an owner that lacks replicas, a finished pod whose cgroup still exists):
+   `Replacement.IF_SUFFICIENT`. If it holds more than other pods, they are evicted only if they alone clear the deficit
+   (`selection`).
 
 Theory of operation. `split_candidates` goes once over the ranked pods. A pod of the second kind is selected like a
 candidate and dropped afterwards. A pod of the third kind whose usage is unknown holds at most what is attributed to
@@ -97,8 +98,8 @@ class ReachContext(NamedTuple):
     """UIDs of pods whose release is pending and already subtracted from the deficit."""
     in_flight: in_flight.InFlightState
     limit_state: rate_limits.RateLimitState
-    hook_failures: Mapping[str, Refusal]
-    """By pod UID: why the soft tier does not evict a pod whose hook failed."""
+    soft_refusals: Mapping[str, Refusal]
+    """By pod UID: why the soft tier does not evict a pod whose hook failed, or whose owner lacks replicas."""
     now: float
     config: Config
 
@@ -141,8 +142,8 @@ def split_candidates(ranked_pods: RankedPods, context: ReachContext) -> tuple[li
     for ranked in list(ranked_pods.pods):
         pod = ranked.view.pod
         limit = find_limit(pod) if find_limit is not None else None
-        if limit is None and pod.uid in context.hook_failures:
-            limit = Replacement.IF_SUFFICIENT, context.hook_failures[pod.uid]
+        if limit is None and pod.uid in context.soft_refusals:
+            limit = Replacement.IF_SUFFICIENT, context.soft_refusals[pod.uid]
         if pod.uid in entries:
             limit = Replacement.IF_SUFFICIENT, in_flight.already_in_flight(entries[pod.uid])
         if ranked.refusals:

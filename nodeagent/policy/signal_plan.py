@@ -7,7 +7,7 @@ limits and back-offs, unless all candidates together cannot cover the deficit. A
 tier comes last, so that it runs for a pod that would be evicted at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config import resolve
@@ -22,6 +22,7 @@ from nodeagent.model import (
     Note,
     NoteKind,
     Observation,
+    OwnerLookup,
     RankedPod,
     ReclaimOrder,
     Refusal,
@@ -48,6 +49,7 @@ from nodeagent.policy import (
     preconditions,
     reclaim,
     relief,
+    replacement,
     selection,
     thresholds,
     trend,
@@ -111,6 +113,7 @@ class SignalPlan(NamedTuple):
     hooks: tuple[HookOrder, ...] = ()
     hook_state: eviction_hook.HookState | None = None
     """None: unchanged."""
+    owner_lookups: tuple[OwnerLookup, ...] = ()
 
 
 class _Chosen(NamedTuple):
@@ -120,6 +123,8 @@ class _Chosen(NamedTuple):
     refusals: tuple[Refusal, ...]
     limit_state: RateLimitState
     hook: eviction_hook.HookStep | None = None
+    owner_lookups: tuple[OwnerLookup, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 class _Target(NamedTuple):
@@ -186,6 +191,7 @@ def plan_signal(
     if block is not None:
         return plan._replace(ranking=tuple(ranked_pods.pods), refusals=(block, *limits_reached)), limit_state
     chosen = _choose(context, target, ranked_pods, limit_state)
+    plan = plan._replace(owner_lookups=chosen.owner_lookups, notes=(*plan.notes, *chosen.notes))
     if chosen.hook is not None and chosen.hook.order is not None:
         plan = plan._replace(hooks=(chosen.hook.order,), hook_state=chosen.hook.state)
     return (
@@ -302,10 +308,20 @@ def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, 
             tier=target.tier,
             config=config,
         )
-    selected, refusals, after = _select(context, target, ranked_pods, shortened, limit_state)
+    incomplete = replacement.refusals(snapshot, target.tier, limit_state=limit_state, now=now, config=config)
+    selected, refusals, after = _select(context, target, ranked_pods, shortened, limit_state, incomplete)
     if selected and (block := preconditions.soft_tier_blocked(snapshot, target.tier)) is not None:
         selected, refusals, after = (), (*refusals, block), limit_state
+    wanted = [view.pod for view in snapshot.pods if view.pod.uid in incomplete] if incomplete else []
+    notes: tuple[Note, ...] = ()
     hook = None
+    if selected and target.tier is Tier.SOFT:
+        pod = selected[0].view.pod
+        wanted.insert(0, pod)
+        owner = replacement.check(pod, snapshot, limit_state=limit_state, now=now, config=config)
+        notes = () if owner.note is None else (owner.note,)
+        if owner.waits is not None:
+            selected, refusals, after = (), (*refusals, owner.waits), limit_state
     if selected and target.tier is Tier.SOFT and config.hooks.before_eviction.enabled:
         hook = eviction_hook.prepare(
             context.hooks,
@@ -339,7 +355,7 @@ def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, 
             spends_tokens=position >= len(shortened),
         )
         chosen.append((victim, entry))
-    return _Chosen(chosen, refusals, after, hook)
+    return _Chosen(chosen, refusals, after, hook, replacement.lookups(wanted, config=config), notes)
 
 
 def _select(
@@ -348,8 +364,10 @@ def _select(
     ranked_pods: RankedPods,
     shortened: tuple[RankedPod, ...],
     limit_state: RateLimitState,
+    incomplete: Mapping[str, Refusal],
 ) -> tuple[tuple[RankedPod, ...], tuple[Refusal, ...], RateLimitState]:
-    """The pods to evict for what the shortened ones leave of the deficit."""
+    """The pods to evict for what the shortened ones leave of the deficit. `incomplete`: the pods whose owners lack
+    replicas."""
     left = target.deficit - sum(pod.relief or 0 for pod in shortened)
     if left <= 0:
         return (), (), limit_state
@@ -363,7 +381,7 @@ def _select(
         releasing,
         context.in_flight,
         limit_state,
-        eviction_hook.failures(context.hooks, target.tier, config=config),
+        {**eviction_hook.failures(context.hooks, target.tier, config=config), **incomplete},
         now,
         config,
     )

@@ -81,6 +81,8 @@ _KINDS: Final[Mapping[str, Mapping[str, str]]] = {
     "InFlightState": {"departing": _UID},
     "Replacements": {"plan_id": _KEEP},
     "ReclaimRun": {"plan_id": _KEEP},
+    "HookState": {"runs": _UID},
+    "HookRun": {"plan_id": _KEEP},
     "ReliefReport": {"plan_id": _KEEP, "pod_uids": _UID},
     "Amount": {"text": _KEEP},
 }  # fmt: skip

@@ -205,6 +205,10 @@ def test_rights_follow_the_version_and_the_configuration(render: Render) -> None
     fleet = render(config={"fleet": {"maxConcurrentEvictions": 2}})
     assert ("Role", "nodeagent-leases") in fleet
     assert ("ValidatingAdmissionPolicy", "nodeagent-leases") in fleet
+    assert ("ClusterRole", "nodeagent-replacements") not in default
+    waiting = render(config={"protection": {"replacementWait": "10m"}})
+    assert waiting["ClusterRole", "nodeagent-replacements"]["rules"][0]["verbs"] == ["get"]
+    assert ("ClusterRoleBinding", "nodeagent-replacements") in waiting
     assert not [kind for kind, _ in render(admissionPolicies=False) if kind.startswith("ValidatingAdmission")]
 
 
@@ -306,7 +310,9 @@ def sorted_mounts(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_all_components_go_together(kustomize: str, tmp_path: Path) -> None:
-    objects = with_components(kustomize, tmp_path, "dry-run", "brake", "leases", "kubernetes-1.35", "monitoring")
+    objects = with_components(
+        kustomize, tmp_path, "dry-run", "brake", "leases", "replacements", "kubernetes-1.35", "monitoring"
+    )
     assert {("Role", "nodeagent-leases"), ("ClusterRole", "nodeagent-direct"), ("PodMonitor", "nodeagent")} <= set(
         objects
     )

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nodeagent import __version__
-from nodeagent.config.schema import Config, EscalationConfig, FleetConfig, Mode, OnBlocked
+from nodeagent.config.schema import Config, EscalationConfig, FleetConfig, Mode, OnBlocked, ProtectionConfig
 from nodeagent.kube import rights
 from nodeagent.kube.impersonation import IMPERSONATED
 from nodeagent.kube.rights import Rule
@@ -42,6 +42,8 @@ RIGHTS_OF_PATHS: Final = {
     "/api/v1/namespaces/{}/pods/{}": {"delete pods"},
     "/api/v1/namespaces/{}/pods/{}/eviction": {"create pods/eviction"},
     "/api/v1/namespaces/{}/pods/{}/status": {"patch pods/status"},
+    "/apis/apps/v1/namespaces/{}/replicasets/{}": {"get replicasets.apps"},
+    "/apis/apps/v1/namespaces/{}/statefulsets/{}": {"get statefulsets.apps"},
     "/apis/policy/v1/namespaces/{}/poddisruptionbudgets": {
         "list poddisruptionbudgets.policy",
         "watch poddisruptionbudgets.policy",
@@ -62,6 +64,7 @@ RIGHTS_OF_PATHS: Final = {
 INSTALLED: Final = Config(mode=Mode.ENFORCE, node_name="n1")
 """What the ClusterRole is for: the name comes from the downward API."""
 OVERRIDING: Final = INSTALLED._replace(escalation=EscalationConfig(on_blocked=OnBlocked.DELETE))
+WAITING: Final = INSTALLED._replace(protection=ProtectionConfig(replacement_wait_s=600.0))
 FLEET: Final = INSTALLED._replace(fleet=FleetConfig(max_concurrent_evictions=1))
 
 CAPABILITIES: Final = {
@@ -236,6 +239,14 @@ def test_the_leases_of_a_fleet_are_granted_in_the_agents_own_namespace_alone() -
     assert sorted(rules_of(role)) == sorted(rules_for(FLEET) - rules_for(INSTALLED))
     home = document_of("Namespace")["metadata"]["name"]
     assert {role["metadata"]["namespace"], binding["metadata"]["namespace"], FleetConfig().lease_namespace} == {home}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == document_of("ClusterRoleBinding")["subjects"]
+
+
+def test_the_rights_to_read_owners_are_apart_and_of_single_objects() -> None:
+    role, binding = yaml.safe_load_all((REPOSITORY / "examples" / "replacements.yaml").read_text(encoding="utf-8"))
+    assert sorted(rules_of(role)) == sorted(rules_for(WAITING) - rules_for(INSTALLED))
+    assert {rule.verb for rule in rules_of(role)} == {"get"}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == document_of("ClusterRoleBinding")["subjects"]
 

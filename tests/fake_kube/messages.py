@@ -23,6 +23,8 @@ KINDS = {
     "persistentvolumes": "PersistentVolume",
     "configmaps": "ConfigMap",
     "daemonsets": "DaemonSet",
+    "replicasets": "ReplicaSet",
+    "statefulsets": "StatefulSet",
     "secrets": "Secret",
     "clusterroles": "ClusterRole",
     "clusterrolebindings": "ClusterRoleBinding",

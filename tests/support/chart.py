@@ -24,6 +24,7 @@ COPIES: Final = {
     "kustomize/base/daemonset.yaml": "daemonset.yaml",
     "kustomize/components/brake/patch.yaml": "examples/daemonset-brake.yaml",
     "kustomize/components/leases/leases.yaml": "examples/fleet-leases.yaml",
+    "kustomize/components/replacements/replacements.yaml": "examples/replacements.yaml",
     "kustomize/components/kubernetes-1.35/rights.yaml": "examples/kubernetes-1.35.yaml",
     "kustomize/components/monitoring/podmonitor.yaml": "monitoring/podmonitor.yaml",
     "kustomize/components/monitoring/prometheusrule.yaml": "monitoring/prometheusrule.yaml",
@@ -53,8 +54,16 @@ def files() -> dict[str, str]:
             'dig "fleet" "maxConcurrentEvictions" 0 .Values.config',
             "---\n".join(_leases(text) for text in _documents(read["examples/fleet-leases.yaml"])),
         ),
+        "replacements": _if(
+            'dig "protection" "replacementWait" "" .Values.config',
+            "---\n".join(_template(text) for text in _documents(read["examples/replacements.yaml"])),
+        ),
     }
-    sources = {"direct-rights": "examples/kubernetes-1.35.yaml", "leases": "examples/fleet-leases.yaml"}
+    sources = {
+        "direct-rights": "examples/kubernetes-1.35.yaml",
+        "leases": "examples/fleet-leases.yaml",
+        "replacements": "examples/replacements.yaml",
+    }
     return {
         **{copy: read[source] for copy, source in COPIES.items()},
         **{

@@ -35,6 +35,7 @@ from nodeagent.model import (
     Outcome,
     OutcomeKind,
     Owner,
+    OwnerLookup,
     Plan,
     PodView,
     RankedPod,
@@ -405,6 +406,26 @@ def test_pdbs_are_not_listed_before_pressure_is_near(api: ApiServer, session: Ca
     assert agent.pods().pods is agent.pods().pods, "nothing new, nothing computed again"
     api.set_pdb("one", {"app": "hog"}, allowed=3)
     eventually(lambda: agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 3),))
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_replicas_of_an_owner_are_read_once_a_plan_wants_them(
+    api: ApiServer, session: Callable[..., ClusterSession], mode: Mode
+) -> None:
+    """In a dry run, too: it reads what a real decision would."""
+    agent = session(Config(mode=mode, protection=ProtectionConfig(replacement_wait_s=60.0)))
+    api.add_pod(pod("web", namespace="shop", owner=("ReplicaSet", "web")))
+    eventually(lambda: len(agent.pods().pods) == 2)
+    owner = agent.pods().pods[1].owner
+    assert owner is not None
+    metadata = {"name": owner.name, "namespace": "shop", "uid": owner.uid, "generation": 1}
+    status = {"readyReplicas": 1, "observedGeneration": 1}
+    api.store.put("replicasets", {"metadata": metadata, "spec": {"replicas": 2}, "status": status}, "MODIFIED")
+    plan = Plan("p-1", 1.0, 1.0, (), ())
+    agent.announce(plan)
+    assert not api.sent("GET", "/replicasets")
+    agent.announce(plan._replace(owner_lookups=(OwnerLookup("shop", owner),)))
+    eventually(lambda: (found := agent.pods().pods[1].replicas) is not None and (found.desired, found.ready) == (2, 1))
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -136,6 +136,8 @@ SHIPPED = {
     "examples/kubernetes-1.35.yaml": "2 Kubernetes objects (ClusterRole, ClusterRoleBinding), without a configuration "
     "of nodeagent",
     "examples/nodeagent.yaml": "valid",
+    "examples/replacements.yaml": "2 Kubernetes objects (ClusterRole, ClusterRoleBinding), without a configuration of "
+    "nodeagent",
     "systemd/config.yaml": "valid",
 }
 """Every file that this project ships as a configuration or a manifest, and what it is."""
