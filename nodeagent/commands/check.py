@@ -17,6 +17,7 @@ from nodeagent.model import (
     DISK_SIGNALS,
     Amount,
     ImageStoreUsage,
+    MemoryVolume,
     NodeSnapshot,
     Note,
     NoteKind,
@@ -28,6 +29,7 @@ from nodeagent.model import (
     Signal,
     SignalState,
     Threshold,
+    ZombieCount,
 )
 from nodeagent.policy import chosen_victims, engine, oom_attribution, page_cache, ranking, stall
 from nodeagent.policy import state as policy_state
@@ -37,8 +39,9 @@ from nodeagent.report.node_report import Report
 from nodeagent.sampling import snapshot as snapshots
 from nodeagent.sampling.hostfs import host as hostfs
 from nodeagent.sampling.hostfs.host import Host, Unreadable
-from nodeagent.sampling.node import kubelet_config, other_oom_handlers
+from nodeagent.sampling.node import kubelet_config, other_oom_handlers, zombie_holders, zombies
 from nodeagent.sampling.node.oom_counters import OomCgroups, OomKillCounter
+from nodeagent.sampling.pods import memory_volumes
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.snapshot import SnapshotParts
 
@@ -53,6 +56,8 @@ WALK_TIMEOUT_S: Final = 1.0
 plugin."""
 WALK_TIMEOUT_ON_REQUEST_S: Final = 30.0
 """The same with --disk or --signal."""
+ZOMBIES_TIMEOUT_S: Final = 0.1
+"""Timeout of the count of zombies: some 8,000 processes."""
 CLAIMS_TIMEOUT_S: Final = 2.0
 """Timeout of the volume look-ups: a few hundred claims on a healthy cluster."""
 UNATTRIBUTED_TIMEOUT_S: Final = 10.0
@@ -181,7 +186,12 @@ class NodeChecker:
         listing = self._list_pods()
         self._follow_kubelet()
         node = self._sampler.sample_node()
-        parts = SnapshotParts(node, self._sampler.read_pods(node, listing.pods), pods_synced_at=listing.synced_at)
+        parts = SnapshotParts(
+            node,
+            self._sampler.read_pods(node, listing.pods),
+            pods_synced_at=listing.synced_at,
+            zombies=self._count_zombies(),
+        )
         snapshot = snapshots.assemble_snapshot(parts)
         now = self._host.boottime()
         before = self._state if self._state is not None else policy_state.initial("check", now=now)
@@ -205,9 +215,23 @@ class NodeChecker:
             kubelet=self._kubelet.kubelet,
             oom_kills=self._oom_kills(snapshot),
             page_cache=page_cache.reclaimable(snapshot, config=self._config),
+            memory_volumes=self._memory_volumes(),
             image_store=self._image_store(snapshot) if self._options.image_store else None,
         )
         return report._replace(notes=self._notes(report, listing))
+
+    def _memory_volumes(self) -> tuple[MemoryVolume, ...]:
+        if self._host.recorded:
+            return ()  # a recording contains no files of pods
+        layout = self._sampler.host_layout().layout
+        return memory_volumes.read_memory_volumes(self._host, layout.kubelet or self._config.sampling.kubelet_dir)
+
+    def _count_zombies(self) -> ZombieCount | None:
+        """Who holds PIDs by zombies, as far as that is found in a moment."""
+        if self._host.recorded:
+            return None  # a recording contains a few processes
+        found = zombies.count_zombies(self._host, max_s=ZOMBIES_TIMEOUT_S, pause=lambda _seconds: None)
+        return zombie_holders.name_holders(self._host, found) if found is not None else None
 
     def _oom_kills(self, snapshot: NodeSnapshot) -> tuple[OomKill, ...]:
         """The OOM kills in the cgroups that exist, since each was made. One file is read if the node has none."""

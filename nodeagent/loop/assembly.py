@@ -140,6 +140,7 @@ def build_agent(
         forks=forks,
         other_oom_handlers=scan.other_oom_handlers,
         zombies=scan.zombies,
+        count_zombies_soon=scan.count_zombies_soon,
         kubelet=builder.kubelet,
         store=store,
         recorder=recorder,

@@ -14,7 +14,7 @@ from nodeagent.config.schema import Config
 from nodeagent.loop.auto_snapshots import AutoSnapshots
 from nodeagent.loop.kubelet_watch import KubeletWatch
 from nodeagent.loop.state_store import OomState
-from nodeagent.model import Note
+from nodeagent.model import Note, ZombieCount
 from nodeagent.records.flight_recorder import FlightRecorder
 from nodeagent.records.sample_recorder import SampleRecorder
 from nodeagent.records.state_file import StateFile
@@ -24,7 +24,6 @@ from nodeagent.sampling.disk.monitor import DiskMonitor
 from nodeagent.sampling.events.fork_meter import ForkMeter
 from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.node.oom_sources import OomSources
-from nodeagent.sampling.node.zombies import Zombies
 from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -58,8 +57,10 @@ class Runtime(NamedTuple):
     forks: ForkMeter
     other_oom_handlers: Callable[[], tuple[Note, ...]]
     """Notes on other programs that kill on this node."""
-    zombies: Callable[[], Zombies | None]
+    zombies: Callable[[], ZombieCount | None]
     """The processes that their parents have not waited for; None: not counted."""
+    count_zombies_soon: Callable[[], None]
+    """PIDs are short: have them counted."""
     kubelet: KubeletWatch
     store: StateFile | None
     """None for an agent that stores nothing."""

@@ -15,7 +15,7 @@ from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.own_limit_watch import OwnLimitWatch, WatchResult
 from nodeagent.loop.schedule import Schedule, ScheduleInputs, ScheduleState
 from nodeagent.loop.state_store import StateStore
-from nodeagent.model import ConditionStatus, DiskLayout, NodeSnapshot, PodSource, Threshold
+from nodeagent.model import ConditionStatus, DiskLayout, NodeSnapshot, PodSource, Signal, Threshold
 from nodeagent.policy import candidates, effective_thresholds, eviction_hook, in_flight, victim_preview
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.runtime import own_cost
@@ -26,6 +26,8 @@ from nodeagent.telemetry.metrics import Metrics, SyncStage
 STARTUP_API_WAIT_S: Final = 3.0
 """How long after its start a calm agent reads no pod before the API server has listed them, which takes 0.3 s: what it
 lists need not be read from the processes of each pod."""
+PIDS_LOW: Final = 0.25
+"""Share of the PIDs. Below it zombies are counted every `zombies.SHORT_S`: a decision then knows their parents."""
 LISTING_DELAY_S: Final = 1.5
 """A pod on the host that is older than this and not listed is missing from the API server's view: a kubelet starts only
 pods that the API server has sent to it, and a watch is at most that late."""
@@ -89,6 +91,8 @@ class Observer:
         own = self._own_limits.read(components.sampler, now=node.taken_at, config=components.config)
         inputs = self._inputs(node, own, eviction_in_flight=awaiting)
         due, self._state = schedule.plan_next(inputs, state)
+        if Signal.PID in due.crossed or _pids_low(node):
+            self._runtime.count_zombies_soon()
         layout = components.sampler.host_layout()
         urgency = DiskUrgency(crossed=due.crossed, near=due.near)
         components.disks.request_walks(node, urgency, hierarchy=layout.hierarchy, layout=layout.layout)
@@ -186,7 +190,15 @@ class Observer:
             api_unreachable_since=view.unreachable_since,
             soft_tier_blocked_by=soft_tier_block,
             own_pod_uid=runtime.own_pod_uid,
+            zombies=runtime.zombies(),
         )
+
+
+def _pids_low(node: NodeSnapshot) -> bool:
+    observed = node.observations[Signal.PID]
+    if observed.available is None or observed.capacity is None:
+        return False
+    return observed.available < observed.capacity * PIDS_LOW
 
 
 def _unlisted(reading: PodReading, *, listed: int, now: float) -> frozenset[str]:

@@ -12,11 +12,11 @@ from nodeagent.actuators.session import Session
 from nodeagent.config.schema import Config
 from nodeagent.loop import observe
 from nodeagent.loop.kubelet_watch import KubeletWatch
-from nodeagent.model import Note
+from nodeagent.model import Note, ZombieCount
 from nodeagent.runtime.periodic import Periodic
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host
-from nodeagent.sampling.node import other_oom_handlers, zombies
+from nodeagent.sampling.node import other_oom_handlers, zombie_holders, zombies
 from nodeagent.sampling.node.zombies import ZombieCounter, Zombies
 
 OOM_HANDLERS_EVERY_S: Final = 300.0
@@ -34,6 +34,8 @@ class ProcessScan:
         self._session = session
         self._kubelet = kubelet
         self._zombies = ZombieCounter(host)
+        self._named: tuple[Zombies | None, ZombieCount | None] = (None, None)
+        """The last count whose holders were named, and the result."""
         self._handlers_due_at = float("-inf")
         none: tuple[Note, ...] = ()
         self._handlers = none
@@ -47,9 +49,15 @@ class ProcessScan:
         """Notes on other programs that kill on this node; empty until they were searched."""
         return self._handlers
 
-    def zombies(self) -> Zombies | None:
-        """None while they are not counted."""
-        return self._zombies.latest
+    def zombies(self) -> ZombieCount | None:
+        """The newest count; None while they are not counted."""
+        counted, named = self._named
+        return named if counted is not None and counted is self._zombies.latest else None
+
+    def count_zombies_soon(self) -> None:
+        """PIDs are short: count now, unless that was done within `zombies.SHORT_S`."""
+        if self._periodic is not None and self._zombies.due_soon():
+            self._periodic.call_soon()
 
     def close(self) -> None:
         """Begin no further scan. Does not wait for a running one."""
@@ -58,6 +66,9 @@ class ProcessScan:
 
     def _step(self) -> None:
         self._zombies.step()
+        counted = self._zombies.latest
+        if counted is not None and counted is not self._named[0]:
+            self._named = (counted, zombie_holders.name_holders(self._host, counted))
         now = time.monotonic()
         if now >= self._handlers_due_at:
             self._handlers_due_at = now + OOM_HANDLERS_EVERY_S - zombies.EVERY_S / 2

@@ -9,11 +9,10 @@ from typing import Final, NamedTuple
 from nodeagent import __version__
 from nodeagent.config import show
 from nodeagent.config.load import LoadedConfig
-from nodeagent.model import NodeSnapshot, Note, Plan, Threshold
+from nodeagent.model import NodeSnapshot, Note, Plan, Threshold, ZombieCount
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.records import recording
 from nodeagent.records.sample_recorder import RecorderCounts, SampleRecorder
-from nodeagent.sampling.node.zombies import Zombies
 
 MAX_BYTES_IN_MEMORY: Final = 8 << 20
 """Of the default directory, which is usually a tmpfs: it counts against the memory limit of the agent, 128 MiB in
@@ -57,7 +56,7 @@ def open_recorder(facts: HeaderFacts, *, kubelet: Callable[[], tuple[Threshold, 
 
 
 def record_decision(
-    recorder: SampleRecorder, plan: Plan, snapshot: NodeSnapshot, *, zombies: Zombies | None, exact: bool
+    recorder: SampleRecorder, plan: Plan, snapshot: NodeSnapshot, *, zombies: ZombieCount | None, exact: bool
 ) -> None:
     """Record the sample of a decision. `exact`: the decision was recorded with its inputs."""
     if exact or recorder.due(plan.signals, now=snapshot.taken_at):

@@ -61,6 +61,7 @@ from nodeagent.model.pods import (
     DiskUsageQuality,
     DisruptionBudget,
     EmptyDir,
+    MemoryVolume,
     Owner,
     OwnerLookup,
     OwnerReplicas,
@@ -113,6 +114,7 @@ from nodeagent.model.snapshot import (
     SwapDevice,
     UnattributedDisk,
 )
+from nodeagent.model.zombies import ZombieCount, ZombieHolder
 
 __all__ = [
     "CONTAINERFS_SIGNALS",
@@ -154,6 +156,7 @@ __all__ = [
     "MemoryFigures",
     "MemoryModel",
     "MemorySample",
+    "MemoryVolume",
     "Method",
     "NodeMemory",
     "NodeSnapshot",
@@ -216,4 +219,6 @@ __all__ = [
     "Victim",
     "VolumeUsage",
     "WriteRate",
+    "ZombieCount",
+    "ZombieHolder",
 ]

@@ -107,6 +107,16 @@ class OwnLimit(NamedTuple):
     stall_some_avg10: float | None = None
 
 
+class MemoryVolume(NamedTuple):
+    """A memory-backed emptyDir of a pod."""
+
+    pod_uid: str
+    """As in the kubelet's directory of the pod: metadata.uid."""
+    name: str
+    used_bytes: int | None
+    """Counts as memory of the pod. None: not visible."""
+
+
 class PodUsage(NamedTuple):
     """Usage of one pod, as the kernel counts it, keyed by the UID in its cgroup's name."""
 

@@ -437,6 +437,14 @@ class RefusalCode(enum.StrEnum):
             "more.",
         ),
     )
+    HOST_ZOMBIES = (
+        "host-zombies",
+        _decision(
+            "PIDs: zombies of processes outside of pods hold at least what is missing, and more than any candidate. "
+            "The message names the service that does not wait for its children. No eviction frees these PIDs.",
+            "Restart that service. Its zombies end with it.",
+        ),
+    )
     NO_CANDIDATES = (
         "no-candidates",
         _decision(

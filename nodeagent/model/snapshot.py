@@ -9,6 +9,7 @@ from nodeagent.model.pods import PodView
 from nodeagent.model.refusals import Refusal
 from nodeagent.model.signals import MEMORY_SIGNALS, MemoryModel, Signal, StallScope
 from nodeagent.model.units import MAX_PLAUSIBLE
+from nodeagent.model.zombies import ZombieCount
 
 MIN_SUSPEND_S: Final = 0.1
 """A shorter difference between CLOCK_BOOTTIME and CLOCK_MONOTONIC is no suspend: the clocks are read one after the
@@ -241,6 +242,8 @@ class NodeSnapshot(NamedTuple):
     """`allocatableMemory.available` with page cache counted as available: limit of kubepods - (usage - reclaimable file
     pages and slab). None: not sampled."""
 
+    zombies: ZombieCount | None = None
+    """The newest count; None: not counted."""
     page_cache_blocked: str = ""
     """Why the page cache of pods cannot be reclaimed on this host (no memory.reclaim, or not writable); empty if it
     can."""

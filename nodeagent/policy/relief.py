@@ -31,6 +31,7 @@ from nodeagent.model import (
     RefusalCode,
     Signal,
     Unit,
+    ZombieHolder,
     units,
 )
 from nodeagent.policy import plausibility, pod_usage
@@ -212,8 +213,14 @@ def other_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
         pods = _plausible_sum([usage.process_count for _, usage in snapshot.pods if usage is not None])
         groups = [(plausibility.plausible(group.process_count) or 0, group.path) for group in snapshot.cgroups]
         groups.sort(key=lambda row: (-row[0], row[1]))
-        return (*(f"{path} {count}" for count, path in groups[:TOP_CGROUPS] if count), f"all pods {pods} processes")
+        zombies = [f"zombies of {each.unit} {each.zombies}" for each in _host_zombies(snapshot)[:TOP_CGROUPS]]
+        holders = [f"{path} {count}" for count, path in groups[:TOP_CGROUPS] if count]
+        return (*zombies, *holders, f"all pods {pods} processes")
     return _disk_holders(signal, snapshot)
+
+
+def _host_zombies(snapshot: NodeSnapshot) -> tuple[ZombieHolder, ...]:
+    return snapshot.zombies.of_host if snapshot.zombies is not None else ()
 
 
 def _disk_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 Theory of operation. `plan_signal` stops at the first reason not to evict: a reclaim action that comes first, a deficit
 that is covered by pending release, a block of all evictions, an eviction whose release is awaited, disk usage older
-than the crossing. Then terminating pods are shortened (hard tier), and the least harmful victims are chosen within rate
-limits and back-offs, unless all candidates together cannot cover the deficit. A hook before an eviction of the soft
-tier comes last, so that it runs for a pod that would be evicted at once.
+than the crossing, PIDs that zombies of the host hold. Then terminating pods are shortened (hard tier), and the least
+harmful victims are chosen within rate limits and back-offs, unless all candidates together cannot cover the deficit. A
+hook before an eviction of the soft tier comes last, so that it runs for a pod that would be evicted at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,6 +41,7 @@ from nodeagent.policy import (
     effective_thresholds,
     eviction_hook,
     fresh_usage,
+    host_zombies,
     in_flight,
     last_resort,
     memory_shortage,
@@ -187,7 +188,7 @@ def plan_signal(
         plan = plan._replace(reclaims=attempt.orders, reclaim_state=attempt.state)
         if attempt.waits is not None:
             return plan._replace(ranking=tuple(ranked_pods.pods), refusals=(attempt.waits,)), limit_state
-    block = _block(context, target, limit_state, shortage=shortage)
+    block = _block(context, target, limit_state, shortage=shortage) or _host_zombies(context, target, ranked_pods)
     if block is not None:
         return plan._replace(ranking=tuple(ranked_pods.pods), refusals=(block, *limits_reached)), limit_state
     chosen = _choose(context, target, ranked_pods, limit_state)
@@ -251,6 +252,12 @@ def _block(context: DecisionContext, target: _Target, limit_state: RateLimitStat
             context.snapshot, target.verdict, target.trend, now=context.now, config=context.config
         )
     )
+
+
+def _host_zombies(context: DecisionContext, target: _Target, ranked_pods: RankedPods) -> Refusal | None:
+    if context.config.ranking.kubelet:
+        return None
+    return host_zombies.refusal(context.snapshot, ranked_pods.pods, target.signal, target.deficit)
 
 
 def _signal_block(

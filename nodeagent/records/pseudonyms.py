@@ -85,6 +85,7 @@ _KINDS: Final[Mapping[str, Mapping[str, str]]] = {
     "HookRun": {"plan_id": _KEEP},
     "ReliefReport": {"plan_id": _KEEP, "pod_uids": _UID},
     "Amount": {"text": _KEEP},
+    "ZombieHolder": {"pod_uid": _UID},
 }  # fmt: skip
 """What the text fields of a type hold, also as keys of a map; all others hold free text."""
 _JSON_KINDS: Final[Mapping[str, str]] = {

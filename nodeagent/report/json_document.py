@@ -27,6 +27,7 @@ from nodeagent.model import (
     Threshold,
     ThresholdVerdict,
     UnattributedDisk,
+    ZombieCount,
 )
 from nodeagent.policy import headroom
 from nodeagent.report import node_report, wording
@@ -83,6 +84,17 @@ def to_json(report: Report) -> JsonObject:
             }
             for cgroup in snapshot.cgroups
         ],
+        "memoryVolumes": [
+            {
+                "pod": pod,
+                "podUid": volume.pod_uid,
+                "volume": volume.name,
+                "usedBytes": volume.used_bytes,
+                "sizeLimitBytes": limit,
+            }
+            for pod, volume, limit in node_report.memory_volumes(report)
+        ],
+        "zombies": _zombies(report, snapshot.zombies) if snapshot.zombies is not None else None,
         "oomKills": [_oom_kill(kill) for kill in report.oom_kills],
         "kubelet": _kubelet(report),
         "notes": [{"subject": note.subject, "message": note.message} for note in report.notes],
@@ -343,6 +355,25 @@ def _unattributed_disk(report: Report, disk: UnattributedDisk) -> JsonObject:
         ],
         "ageSeconds": _age(report, disk.read_at),
     }
+
+
+def _zombies(report: Report, count: ZombieCount) -> JsonObject:
+    pods = {view.pod.cgroup_uid: view.pod for view in report.snapshot.pods}
+    holders = []
+    for each in count.holders:
+        pod = pods.get(each.pod_uid)
+        holders.append(
+            {
+                "zombies": each.zombies,
+                "podUid": (pod.uid if pod is not None else each.pod_uid) or None,
+                "namespace": pod.namespace if pod is not None else None,
+                "name": pod.name if pod is not None else None,
+                "unit": each.unit or None,
+                "pid": each.pid,
+                "command": each.command or None,
+            }
+        )
+    return {"total": count.total, "complete": count.complete, "holders": holders}
 
 
 def _image_store(store: ImageStoreUsage) -> JsonObject:

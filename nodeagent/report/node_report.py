@@ -13,6 +13,7 @@ from nodeagent.model import (
     IMAGEFS_SIGNALS,
     DiskLayout,
     ImageStoreUsage,
+    MemoryVolume,
     NodeSnapshot,
     Note,
     OomKill,
@@ -56,6 +57,8 @@ class Report(NamedTuple):
     """All notes: of the snapshot, the plan and the report itself."""
     page_cache: Reclaimable = Reclaimable(0, 0)
     """Page cache of pods that reclaim may drop."""
+    memory_volumes: tuple[MemoryVolume, ...] = ()
+    """The memory-backed emptyDirs of the pods."""
     image_store: ImageStoreUsage | None = None
     """What fills the image store; None: not measured."""
     recording: str = ""
@@ -213,3 +216,19 @@ def _compared(
         return Comparison(theirs, value, answer, verdict, earlier.message)
     soft = max(above, key=lambda each: each.value or 0) if in_time else None
     return Comparison(theirs, value, answer, SOFT_FIRST, earlier.message, soft, verdict)
+
+
+# --- volumes in memory -----------------------------------------------------------------------------------------------
+
+
+def memory_volumes(report: Report) -> list[tuple[str, MemoryVolume, int | None]]:
+    """(pod, volume, its sizeLimit or None) of the memory-backed emptyDirs that hold something, largest first."""
+    pods = {view.pod.uid: view.pod for view in report.snapshot.pods}
+    found = []
+    for volume in report.memory_volumes:
+        if volume.used_bytes == 0:
+            continue
+        pod = pods.get(volume.pod_uid)
+        limits = {each.name: each.size_limit for each in pod.empty_dirs} if pod is not None else {}
+        found.append((pod.key if pod is not None else f"uid/{volume.pod_uid}", volume, limits.get(volume.name)))
+    return found

@@ -34,6 +34,9 @@ from nodeagent.report.node_report import Report
 
 MAX_DISK_ROWS: Final = 30
 """Rows of pods' disk usage in text; JSON has all."""
+MIN_ZOMBIES: Final = 10
+"""Fewer zombies are not mentioned in text: every node has some for a moment."""
+MAX_ZOMBIE_HOLDERS: Final = 5
 MAX_STORE_ITEMS: Final = 5
 """Holders of a class of the image store in text; JSON has all."""
 MAX_CGROUP_ROWS: Final = 5
@@ -95,6 +98,7 @@ def sections(report: Report) -> tuple[Section, ...]:
         _pressure(report),
         _conditions(report),
         _pods(report),
+        _memory_volumes(report),
         _disks(report),
         *_unattributed_disks(report),
         _image_store(report),
@@ -187,7 +191,24 @@ def _signals(report: Report) -> Section:
     rows: list[tuple[Cell, ...]] = []
     for verdict in report.plan.signals:
         rows.extend(_signal_rows(report, verdict, shared.get(verdict.signal)))
-    return Section("SIGNALS", columns, tuple(rows))
+    return Section("SIGNALS", columns, tuple(rows), _zombies(report))
+
+
+def _zombies(report: Report) -> tuple[Cell, ...]:
+    """`412 zombies of 9870 PIDs in use: kubelet.service 400 (kubelet, PID 812), pod shop/web 12 (sh, PID 4711)`."""
+    count = report.snapshot.zombies
+    if count is None or count.total < MIN_ZOMBIES:
+        return ()
+    observed = report.snapshot.observations[Signal.PID]
+    used = None if observed.available is None or observed.capacity is None else observed.capacity - observed.available
+    pods = {view.pod.cgroup_uid: view.pod.key for view in report.snapshot.pods}
+    holders = []
+    for each in count.holders[:MAX_ZOMBIE_HOLDERS]:
+        name = f"pod {pods.get(each.pod_uid, each.pod_uid)}" if each.pod_uid else each.unit or "parent not visible"
+        holders.append(f"{name} {each.zombies} ({each.command or units.UNKNOWN_TEXT}, PID {each.pid})")
+    at_least = "" if count.complete else "at least "
+    amount = f"{at_least}{count.total} zombies of {units.format_amount(used, Unit.PIDS)} PIDs in use"
+    return (Cell(wording.escape_terminal(f"{amount}: {', '.join(holders)}"), WARN),)
 
 
 def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Iterable[tuple[Cell, ...]]:
@@ -425,6 +446,17 @@ def _pod_legend(report: Report) -> tuple[Cell, ...]:
             "the cgroup path, requests marked ~ estimated from oom_score_adj; priority and owner are unknown."
         )
     return tuple(Cell(line, DIM) for line in lines)
+
+
+def _memory_volumes(report: Report) -> Section:
+    """Volumes that hold memory of their pod, largest first."""
+    columns = (Column("POD"), Column("VOLUME IN MEMORY"), Column("USED", right=True), Column("LIMIT", right=True))
+    rows = []
+    for pod, volume, limit in node_report.memory_volumes(report)[:MAX_DISK_ROWS]:
+        cells = (Cell(wording.escape_terminal(pod), STRONG), Cell(wording.escape_terminal(volume.name)))
+        limit_text = units.format_amount(limit) if limit is not None else ""
+        rows.append((*cells, Cell(units.format_amount(volume.used_bytes)), Cell(limit_text, DIM)))
+    return Section("VOLUMES IN MEMORY", columns, tuple(rows))
 
 
 def _disks(report: Report) -> Section:

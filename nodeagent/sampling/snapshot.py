@@ -9,7 +9,18 @@ after it.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.model import CgroupUsage, NodeMemory, NodeSnapshot, Note, OwnLimit, PodUsage, PodView, Refusal, Stall
+from nodeagent.model import (
+    CgroupUsage,
+    NodeMemory,
+    NodeSnapshot,
+    Note,
+    OwnLimit,
+    PodUsage,
+    PodView,
+    Refusal,
+    Stall,
+    ZombieCount,
+)
 
 if TYPE_CHECKING:
     # `check` imports the measurement of disks only if it measures them.
@@ -46,6 +57,7 @@ class SnapshotParts(NamedTuple):
     api_unreachable_since: float | None = None
     soft_tier_blocked_by: Refusal | None = None
     own_pod_uid: str = ""
+    zombies: ZombieCount | None = None
 
 
 def assemble_snapshot(parts: SnapshotParts) -> NodeSnapshot:
@@ -63,6 +75,7 @@ def assemble_snapshot(parts: SnapshotParts) -> NodeSnapshot:
         soft_tier_blocked_by=parts.soft_tier_blocked_by,
         unattributed_disks=disks.unattributed if disks is not None else (),
         disk_traces=disks.traces if disks is not None else (),
+        zombies=parts.zombies,
     )
 
 

@@ -23,6 +23,8 @@ from nodeagent.model import (
     SwapDevice,
     UnattributedDisk,
     VolumeUsage,
+    ZombieCount,
+    ZombieHolder,
 )
 from nodeagent.policy import engine, ranking
 from nodeagent.policy import state as policy_state
@@ -105,6 +107,9 @@ def snapshot() -> NodeSnapshot:
     )._replace(
         node="node-17.emea.contoso.example",
         cgroups=(CgroupUsage("/system.slice/hadron.service", nodes.GI, 1),),
+        zombies=ZombieCount(
+            2, (ZombieHolder(1, "", "hadron.service", 7, "hadron"), ZombieHolder(1, UID, "", 8, "sh")), True, nodes.NOW
+        ),
         notes=(
             Note(NoteKind.POD, f"{_NAMESPACE}/{_POD} cannot be read", f"{_NAMESPACE}/{_POD}"),
             Note(NoteKind.API, "Get https://api.contoso.example:6443: dial tcp 10.11.12.13:6443: connection refused"),

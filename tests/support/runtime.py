@@ -25,6 +25,7 @@ def bare_runtime(host: Host, *, file: ConfigFile, brakes: ActiveBrakes, log: Any
         forks=NoForks(),
         other_oom_handlers=tuple,
         zombies=lambda: None,
+        count_zombies_soon=lambda: None,
         kubelet=KubeletWatch(host, configz=str),
         store=None,
         recorder=None,

@@ -4,7 +4,8 @@ Promises:
 
 1. Not on the loop: `count_zombies` reads one file for each process, 6 to 18 us each and at most `MAX_PROCESSES`, with a
    pause after each `CHUNK`. It ends after `MAX_S`. The caller runs it in a worker.
-2. `ZombieCounter` counts at most every `EVERY_S`, and takes at most `CPU_SHARE` of a core. An old count is None.
+2. `ZombieCounter` counts at most every `EVERY_S`, and takes at most `CPU_SHARE` of a core; while PIDs are short, at
+   most every `SHORT_S`. An old count is None.
 3. An unreadable process is treated as missing. A count of a part of the processes says so (`complete`).
 
 Theory of operation. A zombie is in no cgroup, so only /proc has it. Field 3 of /proc/PID/stat is Z also for a process
@@ -28,6 +29,9 @@ PAUSE_S: Final = 0.005
 EVERY_S: Final = 60.0
 CPU_SHARE: Final = 1e-4
 """Of a core: a node with 1,000 processes is counted every two minutes."""
+SHORT_S: Final = 10.0
+"""Least time between two counts while PIDs are short, where who holds them matters more than `CPU_SHARE`: 20,000
+processes take 3% of a core."""
 OLD_S: Final = 3600.0
 """A count that is older is unknown: 20,000 processes take half of it at `CPU_SHARE`."""
 _STATE, _PARENT, _THREADS = 0, 1, 17
@@ -105,6 +109,7 @@ class ZombieCounter:
         self._monotonic = monotonic
         self._thread_time = thread_time
         self._due_at = float("-inf")
+        self._soon = False
         self._counted: tuple[float, Zombies | None] = (float("-inf"), None)
 
     @property
@@ -113,11 +118,19 @@ class ZombieCounter:
         counted_at, zombies = self._counted
         return zombies if self._monotonic() - counted_at <= OLD_S else None
 
+    def due_soon(self) -> bool:
+        """Have the next `step` count, because PIDs are short. False: the last count is still young enough."""
+        if self._monotonic() - self._counted[0] < SHORT_S:
+            return False
+        self._soon = True
+        return True
+
     def step(self) -> None:
         """Count if it is due. Never raises."""
         now = self._monotonic()
-        if now < self._due_at:
+        if now < self._due_at and not self._soon:
             return
+        self._soon = False
         began = self._thread_time()
         zombies = count_zombies(self._host)
         self._counted = (now, zombies)

@@ -169,3 +169,24 @@ def test_an_old_count_is_not_known(tmp_path: Path) -> None:
     assert counter.latest is not None
     now[0] += 1
     assert counter.latest is None
+
+
+def test_while_pids_are_short_they_are_counted_sooner(tmp_path: Path) -> None:
+    put(tmp_path, 5, "Z", parent=7)
+    now = [0.0]
+    counter = ZombieCounter(Host(str(tmp_path)), monotonic=lambda: now[0])
+    counter.step()
+    put(tmp_path, 6, "Z", parent=7)
+    now[0] = zombies.SHORT_S - 1
+    assert not counter.due_soon()
+    counter.step()
+    assert counter.latest is not None
+    assert counter.latest.total == 1
+    now[0] = zombies.SHORT_S
+    assert counter.due_soon()
+    counter.step()
+    assert counter.latest.total == 2
+    now[0] += 1
+    put(tmp_path, 8, "Z", parent=7)
+    counter.step()
+    assert counter.latest.total == 2
