@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from nodeagent.config.schema import Config
 from nodeagent.model import OwnLimit, PodUsage, PodView
 from nodeagent.policy import own_limits, trend
+from nodeagent.sampling.pods.own_limits import DETAIL_SHARE
 from nodeagent.sampling.sampler import Sampler
 
 SAFETY: Final = 0.25
@@ -50,15 +51,27 @@ class _Track:
     reclaimed_at: float = float("-inf")
 
 
+@dataclass(slots=True)
+class _Pod:
+    """One pod, as it was read last."""
+
+    raw: tuple[OwnLimit, ...]
+    """As it was read: the same object again adds nothing."""
+    limits: tuple[OwnLimit, ...]
+    """The same with their histories."""
+    next_s: float
+    tracks: dict[tuple[str, int], _Track]
+    """By container (all of them for the limit of the pod) and limit: a resize and a restart begin a new history."""
+
+
 class OwnLimitWatch:
     """The own limits of the pods of one agent."""
 
     def __init__(self) -> None:
         self._views: Sequence[PodView] = ()
         """Of the last full sample: the pods that opted in."""
-        self._tracks: dict[tuple[str, str, int], _Track] = {}
-        """By UID of the cgroup, container (all of them for the limit of the pod) and limit: a resize and a restart
-        begin a new history."""
+        self._pods: dict[str, _Pod] = {}
+        """By UID of the cgroup."""
         self.limits: Mapping[str, tuple[OwnLimit, ...]] = {}
         """The newest readings, by UID of the cgroup."""
 
@@ -75,7 +88,7 @@ class OwnLimitWatch:
 
     def reset(self) -> None:
         """Forget everything: `ownLimit` is off, or the configuration has changed."""
-        self._views, self._tracks, self.limits = (), {}, {}
+        self._views, self._pods, self.limits = (), {}, {}
 
     def read(self, sampler: Sampler, *, now: float, config: Config, fresh: Collection[str] = ()) -> WatchResult:
         """Read the limits now. `fresh`: UIDs of cgroups that are read however little they moved."""
@@ -84,37 +97,53 @@ class OwnLimitWatch:
             return WatchResult()
         usages: list[PodUsage] = [view.usage for view in self._views if view.usage is not None]
         found = sampler.read_own_limits(usages, now=now, fresh=fresh)
-        before, self._tracks = self._tracks, {}
-        self.limits = {
-            usage.cgroup_uid: tuple([self._extended(usage, own, before) for own in found[usage.cgroup_uid]])
+        before = self._pods
+        self._pods = {
+            usage.cgroup_uid: _extended(usage, raw, before.get(usage.cgroup_uid), config)
             for usage in usages
-            if usage.cgroup_uid in found
+            if (raw := found.get(usage.cgroup_uid))
         }
+        self.limits = {uid: pod.limits for uid, pod in self._pods.items()}
         views = [
-            view._replace(usage=view.usage._replace(own_limits=self.limits[view.usage.cgroup_uid]))
+            view._replace(usage=view.usage._replace(own_limits=limits))
             for view in self._views
-            if view.usage is not None and view.usage.cgroup_uid in self.limits
+            if view.usage is not None and (limits := self._filled(view.usage.cgroup_uid))
         ]
         near = own_limits.near_limits(views, at=now, config=config)
-        next_s = min([_next_s(own, config) for limits in self.limits.values() for own in limits], default=float("inf"))
+        next_s = min([pod.next_s for pod in self._pods.values()], default=float("inf"))
         return WatchResult(frozenset([each.view.pod.uid for each in near]), next_s)
 
-    def _extended(self, usage: PodUsage, own: OwnLimit, before: Mapping[tuple[str, str, int], _Track]) -> OwnLimit:
-        """The reading with what earlier ones add to it."""
-        containers = own.container_id or ",".join([each.container_id for each in usage.containers])
-        key = (usage.cgroup_uid, containers, own.limit)
-        track = self._tracks[key] = before.get(key) or _Track()
-        history = trend.extend(track.history, read_at=own.read_at, available=own.headroom)
-        if history is not track.history:
-            left = [own.limit - headroom for at, headroom in track.history if at < history[0][0]]
-            track.peak = max(track.peak, *left, 0)
-            if own.reclaims is not None:
-                if track.reclaims is not None and own.reclaims > track.reclaims:
-                    track.reclaimed_at = own.read_at
-                track.reclaims = own.reclaims
-            track.history = history
-        lately = track.reclaimed_at >= history[0][0]
-        return own._replace(history=history, peak=track.peak, reclaimed_lately=lately)
+    def _filled(self, uid: str) -> tuple[OwnLimit, ...]:
+        """The limits of a pod that it may be near."""
+        limits = self.limits.get(uid, ())
+        return limits if any(own.used >= DETAIL_SHARE * own.limit for own in limits) else ()
+
+
+def _extended(usage: PodUsage, raw: tuple[OwnLimit, ...], before: _Pod | None, config: Config) -> _Pod:
+    """The readings of a pod with what earlier ones add to them."""
+    if before is not None and before.raw is raw:
+        return before
+    tracks: dict[tuple[str, int], _Track] = {}
+    limits = []
+    for own in raw:
+        key = (own.container_id or ",".join([each.container_id for each in usage.containers]), own.limit)
+        track = tracks[key] = (before.tracks.get(key) if before is not None else None) or _Track()
+        limits.append(_with_history(own, track))
+    return _Pod(raw, tuple(limits), min([_next_s(own, config) for own in limits]), tracks)
+
+
+def _with_history(own: OwnLimit, track: _Track) -> OwnLimit:
+    history = trend.extend(track.history, read_at=own.read_at, available=own.headroom)
+    if history is not track.history:
+        left = [own.limit - headroom for at, headroom in track.history if at < history[0][0]]
+        track.peak = max(track.peak, *left, 0)
+        if own.reclaims is not None:
+            if track.reclaims is not None and own.reclaims > track.reclaims:
+                track.reclaimed_at = own.read_at
+            track.reclaims = own.reclaims
+        track.history = history
+    lately = track.reclaimed_at >= history[0][0]
+    return own._replace(history=history, peak=track.peak, reclaimed_lately=lately)
 
 
 def _next_s(own: OwnLimit, config: Config) -> float:

@@ -82,6 +82,8 @@ def _near(view: PodView, own: OwnLimit, config: Config) -> NearLimit | None:
     swappable = own.headroom - (own.limit - own.used)
     filled = own.used - swappable
     """What would be used if everything that may be swapped out were."""
+    if filled < min(rules.trend_above, STALL_SHARE, rules.share) * own.limit:
+        return None
     growth = _growth(own)
     if growth is not None and filled >= rules.trend_above * own.limit and filled > own.peak:
         lead_s = lead_time_s(view.pod, config)

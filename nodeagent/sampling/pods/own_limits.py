@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeagent.model import OwnLimit, PodUsage
+from nodeagent.model import ContainerUsage, OwnLimit, PodUsage
 from nodeagent.sampling.hostfs import cgroup_memory, cgroups, parse
 from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.fd_cache import FdCache
@@ -50,9 +50,11 @@ class _Cgroup:
 class _Pod:
     """The cgroups of a pod."""
 
-    containers: tuple[str, ...]
+    containers: tuple[ContainerUsage, ...]
     listed_at: float = float("-inf")
     cgroups: list[_Cgroup] = field(default_factory=list)
+    limits: tuple[OwnLimit, ...] = ()
+    """Of the last reading; the same object while none of them was read again."""
 
 
 class OwnLimitReader:
@@ -73,14 +75,19 @@ class OwnLimitReader:
         swap = 0 if swap_total == 0 else self._swap_free()
         found: dict[str, tuple[OwnLimit, ...]] = {}
         for usage in pods:
-            uid, containers = usage.cgroup_uid, tuple([each.container_id for each in usage.containers])
+            uid, containers = usage.cgroup_uid, usage.containers
             pod = known.pop(uid, None)
-            if pod is None or pod.containers != containers or not 0 <= now - pod.listed_at < LIMIT_AGE_S:
+            if pod is None or not self._is_valid(pod, containers, now):
                 pod = self._listed(usage.cgroup, containers, pod, now)
             self._pods[uid] = pod
             readings = [self._read(each, now, swap, fresh=uid in fresh) for each in pod.cgroups]
-            if limits := tuple([reading for reading in readings if reading is not None]):
-                found[uid] = limits
+            limits = tuple([reading for reading in readings if reading is not None])
+            if len(limits) != len(pod.limits) or any(
+                new is not old for new, old in zip(limits, pod.limits, strict=True)
+            ):
+                pod.limits = limits
+            if limits:
+                found[uid] = pod.limits
         for pod in known.values():
             self._drop(pod.cgroups)
         return found
@@ -91,15 +98,20 @@ class OwnLimitReader:
             self._drop(pod.cgroups)
         self._pods = {}
 
-    def _listed(self, path: str, containers: tuple[str, ...], before: _Pod | None, now: float) -> _Pod:
+    def _is_valid(self, pod: _Pod, containers: tuple[ContainerUsage, ...], now: float) -> bool:
+        """True if it still has these containers, and its limits are not too old."""
+        same = pod.containers is containers or _ids(pod.containers) == _ids(containers)
+        return same and 0 <= now - pod.listed_at < LIMIT_AGE_S
+
+    def _listed(self, path: str, containers: tuple[ContainerUsage, ...], before: _Pod | None, now: float) -> _Pod:
         """The pod with its cgroups and their limits. Readings are kept where the cgroup is the same."""
         top = f"{self._hierarchy.memory}{path}"
         last = {each.directory: each for each in before.cgroups} if before is not None else {}
-        directories = [(top, "")]
+        directories, ids = [(top, "")], _ids(containers)
         try:
             for name in self._host.listdir(top):
                 identity = cgroups.container_id(name)
-                if identity is not None and identity in containers:
+                if identity is not None and identity in ids:
                     directories.append((f"{top}/{name}", identity))
         except Unreadable:
             pass  # the pod is gone
@@ -107,7 +119,8 @@ class OwnLimitReader:
         self._drop([each for each in last.values() if each not in found])
         for each in found:
             each.limit = self._number(f"{each.directory}/{self._hierarchy.memory_files.limit}")
-        return _Pod(containers, now, [each for each in found if each.limit])
+        limits = before.limits if before is not None else ()
+        return _Pod(containers, now, [each for each in found if each.limit], limits)
 
     def _drop(self, dropped: Collection[_Cgroup]) -> None:
         for each in dropped:
@@ -197,3 +210,7 @@ class OwnLimitReader:
             return parse.parse_count(self._host.read(path))
         except Unreadable:
             return None
+
+
+def _ids(containers: tuple[ContainerUsage, ...]) -> list[str]:
+    return [each.container_id for each in containers]
