@@ -3,8 +3,8 @@
 Promises:
 
 1. Nothing is read unless `ownLimit` is on, and then only files of pods that opted in (`sampling.pods.own_limits`).
-2. It decides nothing: it says when a decision is due and when to read next. The policy judges the readings that it adds
-   to the snapshot, and judges them again in the recheck.
+2. It decides nothing: it reports when a decision is due and when to read next. The policy judges the readings that it
+   adds to the snapshot, and judges them again in the recheck.
 3. A pod that stays near its limit because it must not be evicted makes no decision urgent, only more frequent.
 
 Theory of operation. The pods are those of the last full sample. Each reading extends the history of its limit, from
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from nodeagent.config.schema import Config
 from nodeagent.model import OwnLimit, PodUsage, PodView
 from nodeagent.policy import own_limits, trend
-from nodeagent.sampling.pods.own_limits import DETAIL_SHARE
+from nodeagent.sampling.pods import own_limits as limit_readings
 from nodeagent.sampling.sampler import Sampler
 
 SAFETY: Final = 0.25
@@ -45,6 +45,8 @@ class WatchResult(NamedTuple):
 class _Track:
     """The readings of one limit so far."""
 
+    since: float
+    """When it was read for the first time."""
     history: trend.History = ()
     peak: int = 0
     reclaims: int | None = None
@@ -116,7 +118,7 @@ class OwnLimitWatch:
     def _filled(self, uid: str) -> tuple[OwnLimit, ...]:
         """The limits of a pod that it may be near."""
         limits = self.limits.get(uid, ())
-        return limits if any(own.used >= DETAIL_SHARE * own.limit for own in limits) else ()
+        return limits if any(own.used >= limit_readings.DETAIL_SHARE * own.limit for own in limits) else ()
 
 
 def _extended(usage: PodUsage, raw: tuple[OwnLimit, ...], before: _Pod | None, config: Config) -> _Pod:
@@ -127,7 +129,7 @@ def _extended(usage: PodUsage, raw: tuple[OwnLimit, ...], before: _Pod | None, c
     limits = []
     for own in raw:
         key = (own.container_id or ",".join([each.container_id for each in usage.containers]), own.limit)
-        track = tracks[key] = (before.tracks.get(key) if before is not None else None) or _Track()
+        track = tracks[key] = (before.tracks.get(key) if before is not None else None) or _Track(own.read_at)
         limits.append(_with_history(own, track))
     return _Pod(raw, tuple(limits), min([_next_s(own, config) for own in limits]), tracks)
 
@@ -143,7 +145,7 @@ def _with_history(own: OwnLimit, track: _Track) -> OwnLimit:
             track.reclaims = own.reclaims
         track.history = history
     lately = track.reclaimed_at >= history[0][0]
-    return own._replace(history=history, peak=track.peak, reclaimed_lately=lately)
+    return own._replace(history=history, peak=track.peak, watched_since=track.since, reclaimed_lately=lately)
 
 
 def _next_s(own: OwnLimit, config: Config) -> float:

@@ -99,6 +99,8 @@ class OwnLimit(NamedTuple):
     """(read at, headroom) of the last readings, the newest last."""
     peak: int = 0
     """The largest limit - headroom before this history: what the pod has used before is no news."""
+    watched_since: float | None = None
+    """When this limit of this container was read for the first time; None: unknown."""
     reclaims: int | None = None
     """How often the kernel has reclaimed for this limit since the pod is watched (memory.events `high` and `max`;
     memory.failcnt). None: unknown."""

@@ -85,7 +85,12 @@ def _near(view: PodView, own: OwnLimit, config: Config) -> NearLimit | None:
     if filled < min(rules.trend_above, STALL_SHARE, rules.share) * own.limit:
         return None
     growth = _growth(own)
-    if growth is not None and filled >= rules.trend_above * own.limit and filled > own.peak:
+    if (
+        growth is not None
+        and _warm(view.pod, own, config)
+        and filled >= rules.trend_above * own.limit
+        and filled > own.peak
+    ):
         lead_s = lead_time_s(view.pod, config)
         if growth.left_s <= lead_s:
             per_s = units.format_amount(round(growth.rate_per_s))
@@ -98,6 +103,12 @@ def _near(view: PodView, own: OwnLimit, config: Config) -> NearLimit | None:
     if filled >= rules.share * own.limit:
         return _result(view, own, left_s, f"has {units.format_amount(own.headroom)} left")
     return None
+
+
+def _warm(pod: Pod, own: OwnLimit, config: Config) -> bool:
+    """Whether the container is watched for `minimumAge`: every restart fills a heap anew, and most stop in time."""
+    since = own.watched_since
+    return since is not None and own.read_at - since >= protection.minimum_age_s(pod, config.protection)
 
 
 def lead_time_s(pod: Pod, config: Config) -> float:

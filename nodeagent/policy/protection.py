@@ -223,8 +223,7 @@ def _usage_unknown(now: RuleInput) -> str | None:
 
 
 def _too_young(now: RuleInput) -> str | None:
-    own_s = namespace_rule(now.pod, now.context.rules).minimum_age_s
-    minimum_s = now.context.rules.minimum_age_s if own_s is None else own_s
+    minimum_s = minimum_age_s(now.pod, now.context.rules)
     if now.context.tier is Tier.HARD or minimum_s <= 0:
         # The youngest pod is often the cause of hard pressure; protecting it would cost another one.
         return None
@@ -243,6 +242,12 @@ def _namespace_soft(now: RuleInput) -> str | None:
         return None
     protected = namespace_rule(now.pod, now.context.rules).protect is NamespaceProtection.SOFT
     return f"namespace {now.pod.namespace} is protected in the soft tier" if protected else None
+
+
+def minimum_age_s(pod: Pod, rules: ProtectionConfig) -> float:
+    """`minimumAge` of the pod's namespace."""
+    own_s = namespace_rule(pod, rules).minimum_age_s
+    return rules.minimum_age_s if own_s is None else own_s
 
 
 def _disruption_budget(now: RuleInput) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from nodeagent.config.own_limit import OwnLimitConfig
-from nodeagent.config.schema import SamplingConfig
+from nodeagent.config.schema import ProtectionConfig, SamplingConfig
 from nodeagent.loop.own_limit_watch import SHORTEST_S, STEADY_S, OwnLimitWatch, WatchResult
 from nodeagent.model import Pod, PodSource, PodView
 from nodeagent.sampling.hostfs.host import open_host
@@ -16,7 +16,9 @@ from tests.support.nodes import config
 from tests.support.trees import MI, Node, TreeContainer, TreePod, container_id, pod_cgroup, write_node
 
 LIMIT: Final = 512 * MI
-ON: Final = config(own_limit=OwnLimitConfig(enabled=True, namespaces=("shop",)))
+ON: Final = config(
+    own_limit=OwnLimitConfig(enabled=True, namespaces=("shop",)), protection=ProtectionConfig(minimum_age_s=0.0)
+)
 TREE: Final = TreePod("shop/web")
 
 

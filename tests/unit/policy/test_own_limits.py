@@ -26,7 +26,12 @@ def steps(*used: int, every_s: float = 0.5) -> tuple[tuple[float, int], ...]:
 
 def limited(*used: int, every_s: float = 0.5, grace_s: float = 30.0, pod_more: Any = None, **more: Any) -> PodView:
     """A pod whose container has used so many MiB of its limit of 512 MiB."""
-    settings = {"headroom": LIMIT - used[-1] * MI, "history": steps(*used, every_s=every_s), **more}
+    settings = {
+        "headroom": LIMIT - used[-1] * MI,
+        "history": steps(*used, every_s=every_s),
+        "watched_since": 0.0,
+        **more,
+    }
     own = OwnLimit("c" * 64, LIMIT, used[-1] * MI, read_at=NOW, **settings)
     of = pod("web", termination_grace_s=grace_s, **(pod_more or {}))
     containers = (ContainerUsage("c" * 64, "app", None, 1),)
@@ -87,6 +92,14 @@ def test_a_growth_to_what_the_pod_has_used_before_is_no_news() -> None:
     assert near(limited(400, 420, 440, 460)) is not None
     assert near(limited(400, 420, 440, 460, peak=470 * MI)) is None
     assert near(limited(450, 460, 470, 480, peak=470 * MI)) is not None
+
+
+def test_the_warm_up_of_a_container_that_was_restarted_in_an_old_pod_is_no_trend() -> None:
+    ramp = (400, 420, 440, 460)
+    assert near(limited(*ramp, watched_since=NOW - 60.0)) is not None
+    assert near(limited(*ramp, watched_since=NOW - 59.0)) is None
+    assert near(limited(*ramp, watched_since=None)) is None
+    assert near(limited(502, watched_since=None)) is not None, "what is nearly full is, however young"
 
 
 def test_hardly_anything_left_is_near_without_a_trend() -> None:
