@@ -267,6 +267,8 @@ def _pods_limit(files: FdCache, paths: MemoryPaths) -> tuple[int | None, str]:
         text = files.read(paths.pods_limit)
     except Unreadable as error:
         return None, str(error)
+    if not text.endswith(b"\n"):  # the first digits of a limit are a limit that the pods exceed
+        return None, f"{paths.pods_limit} is incomplete"
     limit = parse.parse_count(text)
     if limit is not None:
         return limit, ""

@@ -123,6 +123,16 @@ def test_a_missing_or_broken_file_makes_only_its_signals_unknown(
     assert all(observations[signal].reason for signal in lost)
 
 
+def test_the_first_digits_of_a_limit_are_no_limit(tmp_path: Path) -> None:
+    """The pods would exceed it, and one of them would be evicted on a calm node."""
+    root = write_node(tmp_path, Node(pods=(TreePod("a/b"),)))
+    path = tmp_path / "sys/fs/cgroup/kubepods.slice/memory.max"
+    path.write_bytes(path.read_bytes()[:-2])
+    observation = _read(root, Signal.ALLOCATABLE_MEMORY)
+    assert observation.available is None
+    assert observation.reason.endswith("memory.max is incomplete")
+
+
 def test_a_pods_cgroup_without_limit_has_no_allocatable_signal(tmp_path: Path) -> None:
     for version in ("v1", "v2"):
         observation = _read(
