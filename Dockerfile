@@ -1,6 +1,6 @@
 # The image of daemonset.yaml: `docker build -t nodeagent:0.1.0 .`. docs/image.md has platforms, digests and signatures.
 #
-# Unpacked it has 87 MB (27 MB to pull): Debian's Python with the libraries that it links, and the agent. There is no
+# Unpacked it has 86 MB (27 MB to pull): Debian's Python with the libraries that it links, and the agent. There is no
 # shell and no package manager. docs/image.md says what else was tried.
 #
 # Python packages are pinned by constraints.txt, the base only by its release, so that a build includes Debian's security

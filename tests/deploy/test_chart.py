@@ -16,7 +16,7 @@ import yaml
 from nodeagent import __version__
 from nodeagent.config import load
 from tests.support import chart
-from tests.support.manifests import BRAKE, DAEMONSET, with_brake
+from tests.support.manifests import BRAKE, DAEMONSET, as_non_root, with_brake
 from tests.support.paths import REPOSITORY
 
 CHART = chart.CHART
@@ -185,6 +185,21 @@ def test_a_brake_renders_the_patch_of_the_examples(render: Render) -> None:
 
 
 @needs_go
+def test_a_user_without_rights_renders_the_patch_of_the_examples(render: Render) -> None:
+    rendered = bare(render(nonRoot=True))["DaemonSet", "nodeagent"]
+    wanted = as_non_root()
+    wanted["metadata"].pop("labels")
+    assert rendered == wanted
+
+
+@needs_go
+@pytest.mark.parametrize("values", [{"mode": "enforce"}, {"brake": {"enabled": True}}])
+def test_a_user_without_rights_evicts_and_brakes_nothing(render: Render, values: dict[str, Any]) -> None:
+    with pytest.raises(RenderError, match="nonRoot is a dry run"):
+        render(nonRoot=True, **values)
+
+
+@needs_go
 def test_rights_follow_the_version_and_the_configuration(render: Render) -> None:
     def rules(objects: Objects) -> list[Any]:
         found: list[Any] = objects["ClusterRole", "nodeagent"]["rules"]
@@ -302,10 +317,23 @@ def test_the_brake_component_is_the_patch_of_the_examples(kustomize: str, tmp_pa
     )
 
 
+def test_the_component_for_a_user_without_rights_is_the_patch_of_the_examples(kustomize: str, tmp_path: Path) -> None:
+    pod = agent_pod(with_components(kustomize, tmp_path, "non-root"))
+    wanted = as_non_root()["spec"]["template"]["spec"]
+    assert sorted_mounts(pod) == sorted_mounts(wanted)
+    [container] = pod["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert [each for each in pod["volumes"] if each["name"] == "state"] == [
+        {"name": "state", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}
+    ]
+
+
 def sorted_mounts(pod: dict[str, Any]) -> dict[str, Any]:
-    """A merge may put a mount first; their order has no effect."""
+    """A merge may put a mount, a variable or a volume first; their order has no effect."""
     found = copy.deepcopy(pod)
     found["containers"][0]["volumeMounts"].sort(key=lambda each: each["mountPath"])
+    found["containers"][0]["env"].sort(key=lambda each: each["name"])
+    found["volumes"].sort(key=lambda each: each["name"])
     return found
 
 

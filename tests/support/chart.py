@@ -23,6 +23,7 @@ POLICIES: Final = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBindin
 COPIES: Final = {
     "kustomize/base/daemonset.yaml": "daemonset.yaml",
     "kustomize/components/brake/patch.yaml": "examples/daemonset-brake.yaml",
+    "kustomize/components/non-root/patch.yaml": "examples/daemonset-non-root.yaml",
     "kustomize/components/leases/leases.yaml": "examples/fleet-leases.yaml",
     "kustomize/components/replacements/replacements.yaml": "examples/replacements.yaml",
     "kustomize/components/kubernetes-1.35/rights.yaml": "examples/kubernetes-1.35.yaml",

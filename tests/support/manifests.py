@@ -1,6 +1,7 @@
 """Read the documents of daemonset.yaml and its patches in examples/, for the deployment tests."""
 
 import copy
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -11,6 +12,7 @@ DAEMONSET: Final = REPOSITORY / "daemonset.yaml"
 DIRECT: Final = REPOSITORY / "examples" / "kubernetes-1.35.yaml"
 """The rights for API servers without constrained impersonation."""
 BRAKE: Final = REPOSITORY / "examples" / "daemonset-brake.yaml"
+NON_ROOT: Final = REPOSITORY / "examples" / "daemonset-non-root.yaml"
 
 Document = dict[str, Any]
 
@@ -31,9 +33,9 @@ def document_of(kind: str) -> Document:
     return found
 
 
-def pod_spec() -> Document:
-    """The pod spec of the DaemonSet."""
-    spec: Document = document_of("DaemonSet")["spec"]["template"]["spec"]
+def pod_spec(daemonset: Document | None = None) -> Document:
+    """The pod spec of the DaemonSet; of daemonset.yaml, or of a changed one."""
+    spec: Document = (daemonset or document_of("DaemonSet"))["spec"]["template"]["spec"]
     return spec
 
 
@@ -46,7 +48,16 @@ def container(daemonset: Document | None = None) -> Document:
 
 def with_brake() -> Document:
     """The DaemonSet as `kubectl patch` leaves it with the patch of examples/."""
-    patched: Document = _merged(document_of("DaemonSet"), yaml.safe_load(BRAKE.read_text(encoding="utf-8")))
+    return _patched(BRAKE)
+
+
+def as_non_root() -> Document:
+    """The DaemonSet with the patch for a dry run as a user without rights."""
+    return _patched(NON_ROOT)
+
+
+def _patched(file: Path) -> Document:
+    patched: Document = _merged(document_of("DaemonSet"), yaml.safe_load(file.read_text(encoding="utf-8")))
     return patched
 
 
@@ -56,18 +67,17 @@ KUBELET_PATCHES: Final = REPOSITORY / "examples" / "kubelet"
 
 def with_kubelet_files(distribution: str) -> Document:
     """The DaemonSet with the patch of this distribution."""
-    patch = yaml.safe_load((KUBELET_PATCHES / f"{distribution}.yaml").read_text(encoding="utf-8"))
-    patched: Document = _merged(document_of("DaemonSet"), patch)
-    return patched
+    return _patched(KUBELET_PATCHES / f"{distribution}.yaml")
 
 
-MERGE_KEYS: Final = {"containers": "name", "volumeMounts": "mountPath", "volumes": "name"}
+MERGE_KEYS: Final = {"containers": "name", "env": "name", "volumeMounts": "mountPath", "volumes": "name"}
 """Lists that a strategic merge patch merges, by what; every other one is replaced (the API's x-kubernetes-patch-*)."""
 
 
 def _merged(old: Any, patch: Any, field: str = "") -> Any:
     if isinstance(old, dict) and isinstance(patch, dict):
-        return copy.deepcopy(old) | {key: _merged(old.get(key), value, key) for key, value in patch.items()}
+        merged = copy.deepcopy(old) | {key: _merged(old.get(key), value, key) for key, value in patch.items()}
+        return {key: value for key, value in merged.items() if value is not None}
     if isinstance(old, list) and isinstance(patch, list) and field in MERGE_KEYS:
         by = {each[MERGE_KEYS[field]]: each for each in old}
         for each in patch:

@@ -77,14 +77,15 @@ def runtime_spec(
     """The OCI configuration that a kubelet's runtime would make of the manifest."""
     manifest = daemonset or document_of("DaemonSet")
     context = container(manifest)["securityContext"]
-    capabilities = [f"CAP_{name}" for name in context["capabilities"]["add"]]
+    user = pod_spec(manifest)["securityContext"]
+    capabilities = [f"CAP_{name}" for name in context["capabilities"].get("add", ())]
     namespaces = ["mount", "ipc", "uts", "cgroup"]
     namespaces += [] if host_network else ["network"]
     namespaces += [] if host_pid else ["pid"]
     return {
         "ociVersion": "1.0.2",
         "process": {
-            "user": {"uid": pod_spec()["securityContext"]["runAsUser"], "gid": 0},
+            "user": {"uid": user["runAsUser"], "gid": user["runAsGroup"]},
             "args": command,
             "env": [f"{name}={value}" for name, value in environment.items()],
             "cwd": "/",
@@ -111,9 +112,14 @@ def runtime_spec(
 
 
 def host_mounts(daemonset: Document) -> Iterator[dict[str, Any]]:
-    """The manifest's hostPath volumes as bind mounts. A container runtime makes them recursive."""
-    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod_spec()["volumes"] if "hostPath" in volume}
+    """The manifest's hostPath volumes as bind mounts, which a container runtime makes recursive, and its empty ones."""
+    volumes = pod_spec(daemonset)["volumes"]
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
+    empty = {volume["name"] for volume in volumes if "emptyDir" in volume}
     for mount in container(daemonset)["volumeMounts"]:
+        if mount["name"] in empty:
+            # As a kubelet makes it, whose fsGroup then owns it.
+            yield {"destination": mount["mountPath"], "type": "tmpfs", "source": "tmpfs", "options": ["mode=777"]}
         if mount["name"] in paths:
             propagation = "rslave" if mount.get("mountPropagation") == "HostToContainer" else "rprivate"
             recursive = mount.get("recursiveReadOnly", "Disabled") != "Disabled"
@@ -151,6 +157,7 @@ class AgentContainer:
             "POD_UID": self.pod.uid,
             "KUBECONFIG": "/etc/nodeagent/kubeconfig",
             **self._image.environment,
+            **{each["name"]: each["value"] for each in container(manifest)["env"] if "value" in each},
         }
         spec = runtime_spec(
             (*self._image.command, *container(manifest)["args"]),

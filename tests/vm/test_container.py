@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.manifests import Document, with_brake
+from tests.support.manifests import Document, as_non_root, with_brake
 from tests.vm import agent_container
 from tests.vm.agent_container import BUNDLE, MEMORY_LIMIT
 from tests.vm.dockerfile import Built
@@ -26,7 +26,7 @@ PEAK: Final = "/run/vm/peak"
 CGROUP: Final = "/nodeagent-container"
 CHECK: Final = ("check", "--api", "never", "-o", "json")
 LARGEST_IMAGE: Final = 95 << 20
-"""Unpacked, as `du` counts it. Seen: 85 MB."""
+"""Unpacked, as `du` counts it. Seen: 86 MB."""
 TROUBLE: Final = re.compile(r"not provably|Permission denied|Operation not permitted|No such file")
 
 
@@ -109,6 +109,44 @@ def test_the_container_sees_the_node_as_a_process_of_the_host_does(
     ]
     assert {pod["name"]: pod["processCount"] for pod in inside["pods"]} == {"forker": 4, "steady": 2}
     assert [note for note in inside["notes"] if TROUBLE.search(note["message"])] == []
+
+
+def test_as_a_user_without_rights_it_sees_all_but_the_usage_of_pods_on_disks(
+    machine: Machine, image: Built, pods: list[VmPod]
+) -> None:
+    """What examples/daemonset-non-root.yaml says. /var/lib/kubelet as a kubelet makes it."""
+    inside, _ = check(machine, image)
+    volume = pods[0].volume("data")
+    machine.run(f"mkdir -p {volume} && chmod 750 /var/lib/kubelet")
+    try:
+        command = (*image.command, *CHECK, "--host-root", "/host", "--disk")
+        ran = run_contained(machine, image, command, daemonset=as_non_root())
+        assert ran.returncode in (0, 1, 2), ran.stderr
+        seen: dict[str, Any] = json.loads(ran.stdout)
+        with_rights: dict[str, Any] = json.loads(run_contained(machine, image, command).stdout)
+    finally:
+        machine.run(f"rmdir {volume}; chmod 755 /var/lib/kubelet")
+    for ours, theirs in zip(seen["signals"], inside["signals"], strict=True):
+        assert (ours["name"], ours["capacity"], ours["reason"]) == (
+            theirs["name"],
+            theirs["capacity"],
+            theirs["reason"],
+        )
+        assert (ours["available"] is None) == (theirs["available"] is None)
+    known = ("name", "namespace", "uid", "qosClass", "processCount", "memoryRequestBytes")
+    assert [{key: pod[key] for key in known} for pod in seen["pods"]] == [
+        {key: pod[key] for key in known} for pod in inside["pods"]
+    ]
+    disks = {pod["name"]: pod["disk"] for pod in seen["pods"]}
+    for disk in disks.values():
+        assert not disk["complete"]
+        assert any("Permission denied" in reason for reason in disk["unknown"])
+    (counted,) = (pod["disk"]["volumesBytes"] for pod in with_rights["pods"] if pod["name"] == pods[0].name)
+    assert disks[pods[0].name]["volumesBytes"] == 0 < counted
+    dry_run = run_contained(
+        machine, image, (*image.command, "run", "--host-root", "/host", "--once"), daemonset=as_non_root()
+    )
+    assert dry_run.returncode == 0, dry_run.stderr
 
 
 OPEN_TRIGGER: Final = """

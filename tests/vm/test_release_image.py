@@ -14,6 +14,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
+from tests.fake_kube import ApiServer, pod
 from tests.support.paths import REPOSITORY
 from tests.vm import agent_container, release_image
 from tests.vm.dockerfile import Built
@@ -101,6 +102,43 @@ def test_only_modules_that_the_agent_does_not_use_lack_their_library(agent_image
 def test_every_module_of_the_agent_finds_what_it_imports(agent_image: Built) -> None:
     """Also pyroute2 as a whole, which some functions import and which imports sqlite3."""
     assert run_in(agent_image, LOAD_ALL).stdout.strip().isdigit()
+
+
+AS_NON_ROOT: Final = """
+set -e
+mount --make-rprivate /
+mount -t proc proc "$1/proc"
+mount -t tmpfs -o mode=755 tmpfs "$1/run"
+mkdir "$1/run/host" "$1/run/nodeagent"
+mount --rbind / "$1/run/host"
+cp "$2" "$1/run/kubeconfig"
+chown 65532 "$1/run/nodeagent" "$1/run/kubeconfig"
+exec chroot --userspec=65532:65532 --groups= "$1" /opt/nodeagent/bin/nodeagent run --dry-run --once \\
+    --host-root /run/host --node-name lab-node --kubeconfig /run/kubeconfig
+"""
+"""In a mount namespace of its own: the image's root directory, the kubeconfig."""
+
+
+def test_a_dry_run_as_a_user_without_rights_reads_the_cluster_and_sends_nothing(
+    agent_image: Built, tmp_path: Path
+) -> None:
+    with ApiServer(node="lab-node") as api:
+        api.add_pod(pod("web", node="lab-node"))
+        kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
+        kubeconfig.chmod(0o600)
+        ran = subprocess.run(
+            ("unshare", "--mount", "bash", "-c", AS_NON_ROOT, "bash", str(agent_image.root), str(kubeconfig)),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr + ran.stdout
+        assert '"mode":"dry-run"' in ran.stdout
+        assert "mlockall not set" in ran.stdout, "not another user"
+        assert api.sent("GET", "/pods"), ran.stdout
+        written = [each.path for each in api.requests if each.method != "GET"]
+        assert [path for path in written if "/selfsubject" not in path] == [], "more than who it is and what it may"
 
 
 def test_every_package_is_listed_with_its_version_license_and_hash(agent_image: Built, release: Release) -> None:

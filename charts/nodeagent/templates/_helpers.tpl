@@ -41,6 +41,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- mergeOverwrite $config (dict "apiVersion" "nodeagent.io/v1alpha1" "kind" "NodeAgentConfiguration") | toYaml -}}
 {{- end }}
 
+{{/* Nothing, or an error for values that exclude each other. */}}
+{{- define "nodeagent.checkValues" -}}
+{{- if and .Values.nonRoot (or (eq .Values.mode "enforce") .Values.brake.enabled) -}}
+{{- fail "nonRoot is a dry run: not with mode enforce or brake.enabled" -}}
+{{- end -}}
+{{- end }}
+
 {{/* "true" or empty: rights on pods that do not go through the node's identity. */}}
 {{- define "nodeagent.directRights" -}}
 {{- if eq (toString .Values.directRights) "auto" -}}

@@ -126,6 +126,7 @@ def test_a_file_that_is_meant_as_a_configuration_gets_every_error() -> None:
 SHIPPED = {
     "daemonset.yaml": "ConfigMap nodeagent, data.config.yaml: valid",
     "examples/daemonset-brake.yaml": "a DaemonSet, without a configuration of nodeagent",
+    "examples/daemonset-non-root.yaml": "a DaemonSet, without a configuration of nodeagent",
     "examples/fleet-leases.yaml": "4 Kubernetes objects (Role, RoleBinding, ValidatingAdmissionPolicy, "
     "ValidatingAdmissionPolicyBinding), without a configuration of nodeagent",
     "examples/kubelet-compatible.yaml": "valid",
