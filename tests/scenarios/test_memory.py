@@ -14,10 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from nodeagent.analysis import simulation
 from nodeagent.commands import cli
+from nodeagent.config import load
+from nodeagent.policy import engine, ranking
 from nodeagent.records import status_file
+from nodeagent.records.flight_recorder import Packer, plan_to_json, read_records
+from nodeagent.records.recording import open_recording
 from tests.fake_kube import Answer, ApiServer, RefusedError, Request, pod
 from tests.support.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
 
@@ -80,8 +86,8 @@ def test_a_memory_hog_is_evicted_after_its_grace_and_the_conditions_follow(
     assert agent.logged("eviction accepted")
 
 
-def test_a_hard_threshold_does_not_wait_and_asks_for_a_short_grace(
-    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
+def test_a_hard_threshold_does_not_wait_asks_for_a_short_grace_and_the_recording_repeats_the_decisions(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path
 ) -> None:
     kubepods.start(HOG, qos="burstable")
     agent = start_agent(**HARD)
@@ -91,6 +97,7 @@ def test_a_hard_threshold_does_not_wait_and_asks_for_a_short_grace(
     [request] = api.sent("POST", "/eviction")
     assert request.body["deleteOptions"]["gracePeriodSeconds"] == 1
     assert agent.stop() == 0
+    check_recording(tmp_path / "state", tmp_path / "nodeagent.yaml")
 
 
 def test_the_owner_gets_an_event_and_explain_finds_the_request_that_would_have_kept_the_pod(
@@ -99,9 +106,8 @@ def test_the_owner_gets_an_event_and_explain_finds_the_request_that_would_have_k
     """The decision of a real agent, repeated from its records with its configuration."""
     kubepods.start(HOG, qos="burstable")
     kubepods.start(CHILL, qos="besteffort")
+    kubepods.eat(HOG, 400)  # before the agent samples: at the crossing itself the other pod might be enough
     agent = start_agent(**HARD)
-    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
-    kubepods.eat(HOG, 400)
     assert api.wait_for(lambda: [r for r in api.sent("POST", "/events") if r.body["reason"] == "PodEvicted"], 30)
     [event] = [r.body for r in api.sent("POST", "/events") if r.body["reason"] == "PodEvicted"]
     assert event["regarding"] == {
@@ -357,3 +363,28 @@ def test_a_configuration_that_is_refused_is_an_event_on_the_node(
     assert event.body["type"] == "Warning"
     assert "mode" in event.body["note"]
     assert agent.stop() == 0
+
+
+def check_recording(state: Path, config_file: Path) -> None:
+    """The samples that the agent recorded exactly repeat its decisions, and a replay of all samples evicts the same pod
+    on the same sample first."""
+    config = load.load(str(config_file)).config
+    records = [each for each in read_records(state) if each["record"] == "decision"]
+    found = open_recording(state)
+    samples = list(found.samples())
+    assert found.trouble == ()
+    exact = {each.plan_id: each for each in samples if each.exact}
+    assert [each["id"] for each in records if each["victims"]]
+    assert {each["id"] for each in records} == set(exact)
+    for record in records:
+        inputs = Packer().unpack(record["inputs"]).inputs
+        assert inputs is not None
+        sample = exact[record["id"]]
+        assert sample.snapshot == inputs.snapshot
+        plan, _ = engine.decide(sample.snapshot, inputs.state, now=sample.at, config=config)
+        assert (plan.signals, plan.conditions) == (sample.signals, sample.conditions)
+        repeated = msgspec.json.decode(msgspec.json.encode(plan_to_json(ranking.with_key_texts(plan))))
+        assert repeated == {key: each for key, each in record.items() if key not in ("record", "wallTime", "inputs")}
+    first = next(each for each in records if each["victims"])
+    eviction = simulation.simulate((each.snapshot for each in samples), config).evictions[0]
+    assert (eviction.pod, eviction.wall_time) == ("default/hog", exact[first["id"]].wall_time)
