@@ -4,7 +4,8 @@ Promises:
 
 1. What is readable is read. A damaged, torn or newer part costs that part alone and is listed in `trouble`.
 2. A file that is no recording at all gives one clear `RecordingError`.
-3. The memory of a reader does not depend on what a file claims. Nothing is extracted or executed.
+3. The memory of a reader does not depend on what a file claims, and one pass reads at most `MAX_READ_SAMPLES` and
+   `MAX_READ_BYTES`. Nothing is extracted or executed.
 
 Theory of operation. A recording is a recorder's directory, a state directory with a recorder's directory in it, one
 `.rec` file, or a snapshot file (a zip with `samples/*.rec` and `decisions.jsonl`). A segment is `samples-N.rec` with
@@ -26,7 +27,7 @@ from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.model.snapshot import NodeSnapshot
 from nodeagent.records import flight_recorder, recording_format, recording_lean, recording_shape, snapshot_file
 from nodeagent.records.flight_recorder import RecordsError
-from nodeagent.records.recording_format import Damage, Encoder, FileHeader, FormatError, Frame
+from nodeagent.records.recording_format import Damage, Encoder, FileHeader, FormatError, Frame, ReadLimit
 from nodeagent.records.recording_shape import MismatchError, Shape
 from nodeagent.records.snapshot_file import SnapshotError, SnapshotFile
 from nodeagent.runtime import regular_files
@@ -78,8 +79,14 @@ class _Reader(Protocol[T_co]):
 class Recording:
     """The samples and records of one node."""
 
-    def __init__(self, segments: list[_Segment], records: Callable[[], Iterator[dict[str, Any]]]) -> None:
-        """See `open_recording`."""
+    def __init__(
+        self,
+        segments: list[_Segment],
+        records: Callable[[], Iterator[dict[str, Any]]],
+        limit: Callable[[], ReadLimit] = ReadLimit,
+    ) -> None:
+        """See `open_recording`. `limit` makes that of one pass."""
+        self._limit = limit
         self._segments = segments
         self._records = records
         self._trouble: dict[str, None] = {}
@@ -116,15 +123,17 @@ class Recording:
         """Oldest first, one at a time. Both times are inclusive."""
         since = -math.inf if since_wall is None else since_wall
         until = math.inf if until_wall is None else until_wall
+        limit = self._limit()
         for segment in self._segments:
-            for sample in self._segment_entries(segment, since, until, _GroupReader):
+            for sample in self._segment_entries(segment, since, until, _GroupReader, limit):
                 if since <= sample.wall_time <= until:
                     yield sample
 
     def snapshots(self) -> Iterator[NodeSnapshot]:
         """The snapshots of all samples, without their notes: several times as fast as `samples`."""
+        limit = self._limit()
         for segment in self._segments:
-            yield from self._segment_entries(segment, -math.inf, math.inf, _snapshot_reader)
+            yield from self._segment_entries(segment, -math.inf, math.inf, _snapshot_reader, limit)
 
     def parts(
         self, *, since_wall: float | None = None, until_wall: float | None = None
@@ -132,12 +141,13 @@ class Recording:
         """The samples of this time by the process that recorded them, with its header, oldest first."""
         since = -math.inf if since_wall is None else since_wall
         until = math.inf if until_wall is None else until_wall
+        limit = self._limit()
         for segment in self._segments:
             headers = [self._header_of(source) for source in segment if source is not None]
             header = next(
                 (each for each in headers if each is not None and each.node), RecordingHeader("", "", "", "", 0)
             )
-            samples = self._segment_entries(segment, since, until, _GroupReader)
+            samples = self._segment_entries(segment, since, until, _GroupReader, limit)
             yield header, (each for each in samples if since <= each.wall_time <= until)
 
     def copies(
@@ -230,7 +240,7 @@ class Recording:
             for segment in self._segments:
                 groups: set[int] = set()
                 for source in segment:
-                    for frame in self._frame_list(source):
+                    for frame in self._frames_of(source):
                         if source is segment.main:
                             groups.add(frame.group)
                         elif frame.group in groups:
@@ -240,25 +250,29 @@ class Recording:
             self._summary = count, Span(first, last) if count else None
         return self._summary
 
-    def _frame_list(self, source: _Source | None) -> list[Frame]:
-        found: list[Frame] = []
-        if source is not None:
-            with self._opened(source) as file:
-                if file is None:
-                    return found
-                try:
-                    start = recording_format.read_header(file).size
-                except (FormatError, OSError):
-                    start = 0
-                with contextlib.suppress(OSError):
-                    frames = recording_format.frames(file, start=start, verify=False)
-                    found = [each for each in frames if isinstance(each, Frame) and math.isfinite(each.first_wall)]
-        return found
+    def _frames_of(self, source: _Source | None) -> Iterator[Frame]:
+        if source is None:
+            return
+        with self._opened(source) as file, contextlib.suppress(OSError):
+            if file is None:
+                return
+            try:
+                start = recording_format.read_header(file).size
+            except FormatError:
+                start = 0
+            for each in recording_format.frames(file, start=start, verify=False):
+                if isinstance(each, Frame) and math.isfinite(each.first_wall):
+                    yield each
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
     def _segment_entries(
-        self, segment: _Segment, since: float, until: float, reader_for: Callable[[Shape], _Reader[T_co]]
+        self,
+        segment: _Segment,
+        since: float,
+        until: float,
+        reader_for: Callable[[Shape], _Reader[T_co]],
+        limit: ReadLimit,
     ) -> Iterator[T_co]:
         tail = b""
         if segment.tail is not None:
@@ -268,10 +282,11 @@ class Recording:
         if segment.main is not None:
             with self._opened(segment.main) as file:
                 if file is not None:
-                    yield from self._file_entries(segment.main, file, since, until, reader_for, groups)
+                    yield from self._file_entries(segment.main, file, since, until, reader_for, groups, limit)
         if segment.tail is not None and tail:
             file = io.BytesIO(tail)
-            yield from self._file_entries(segment.tail, file, since, until, reader_for, set(), skip=frozenset(groups))
+            skip = frozenset(groups)
+            yield from self._file_entries(segment.tail, file, since, until, reader_for, set(), limit, skip=skip)
 
     def _file_entries(
         self,
@@ -281,6 +296,7 @@ class Recording:
         until: float,
         reader_for: Callable[[Shape], _Reader[T_co]],
         groups: set[int],
+        limit: ReadLimit,
         *,
         skip: frozenset[int] = frozenset(),
     ) -> Iterator[T_co]:
@@ -302,6 +318,9 @@ class Recording:
                 groups.add(part.group)
                 if part.last_wall < since and part.packed:
                     continue
+                if not limit.take(part):
+                    self._trouble[limit.message] = None  # whatever else was reported
+                    return
                 try:
                     yield from reader.read(file, part)
                 except (FormatError, MismatchError, RecursionError) as error:

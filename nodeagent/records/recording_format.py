@@ -46,6 +46,11 @@ MAX_ENTRY_BYTES: Final = 4 << 20
 MAX_DAMAGES: Final = 256
 """After so many damaged parts the rest of a file is not read: searching further would take minutes."""
 
+MAX_READ_SAMPLES: Final = 4_000_000
+"""Of one pass over a recording: 46 days at 1 Hz. A file of a few MiB could else have a thousand million samples."""
+MAX_READ_BYTES: Final = 4 << 30
+"""Unpacked, of one pass: a day at 1 Hz has some 100 MiB with 110 pods. Compression makes a thousandth of zeros."""
+
 _MARK: Final = b"\xc1NRF"
 """Begins a frame. MessagePack never uses 0xC1."""
 _CRC: Final = struct.Struct("<4sI")
@@ -97,6 +102,25 @@ class Damage(NamedTuple):
     offset: int
     size: int
     reason: str
+
+
+class ReadLimit:
+    """What one pass may still read, over all files of a recording."""
+
+    def __init__(self, samples: int = MAX_READ_SAMPLES, size: int = MAX_READ_BYTES) -> None:
+        self._samples = samples
+        self._bytes = size
+        self.message = f"more than {samples:,} samples or {size / 2**30:g} GiB unpacked: the rest is not read"
+
+    @property
+    def reached(self) -> bool:
+        return self._samples < 0 or self._bytes < 0
+
+    def take(self, frame: Frame) -> bool:
+        """Whether this frame is still within the limit."""
+        self._samples -= frame.samples
+        self._bytes -= frame.unpacked
+        return not self.reached
 
 
 # --- changes ---------------------------------------------------------------------------------------------------------

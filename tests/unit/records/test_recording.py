@@ -387,6 +387,41 @@ def test_an_older_recording_without_some_fields_is_readable(tmp_path: Path) -> N
 NODE_FIELDS = recording_shape.field_names()["NodeSnapshot"]
 
 
+@pytest.mark.parametrize(
+    ("claimed_samples", "claimed_bytes"), [(recording_format.GROUP_SAMPLES, 0), (0, recording_format.MAX_GROUP_BYTES)]
+)
+def test_a_small_file_with_very_many_samples_is_not_read_to_its_end(
+    tmp_path: Path, claimed_samples: int, claimed_bytes: int
+) -> None:
+    first, last = recorded_samples.samples(2)
+    frames = 1 + max(
+        recording_format.MAX_READ_SAMPLES // max(1, claimed_samples) if claimed_samples else 0,
+        recording_format.MAX_READ_BYTES // max(1, claimed_bytes) if claimed_bytes else 0,
+    )
+    encoder = Encoder()
+
+    def group(sample: RecordedSample, number: int) -> bytes:
+        wall, entry = sample.wall_time, encoder.entry(sample, None)
+        return encoder.packed([entry], group=number, first_wall=wall, last_wall=wall, level=6)
+
+    path = tmp_path / "samples-1.rec"
+    claims = (claimed_bytes, encoder.shape, 7, 0, claimed_samples, first.wall_time, first.wall_time)
+    path.write_bytes(
+        encoder.header(HEADER)
+        + group(first, 1)
+        + frames * recording_format._frame(b"", claims[0], True, *claims[1:])
+        + group(last, 2)
+    )
+    assert path.stat().st_size < 1 << 20
+    found = open_recording(path)
+    assert list(found.samples()) == [first]
+    assert list(found.snapshots()) == [first.snapshot]
+    assert [each for each in found.trouble if "not read" in each] == [
+        "more than 4,000,000 samples or 4 GiB unpacked: the rest is not read"
+    ]
+    assert len(found.trouble) <= recording.MAX_TROUBLE + 1
+
+
 # --- directories and snapshot files ----------------------------------------------------------------------------------
 
 
