@@ -7,7 +7,7 @@ and gets the samples as fast as it takes them. Columns:
 * `MiB/day`: what a day of such samples needs at their pace (calm: one in 10 s; pressure: one a second, and after 15
   minutes every second one);
 * `core`: CPU of loop and thread together, at that pace;
-* `loop`: what the loop waits for one sample, median and longest.
+* `loop`: CPU time of the loop's thread for one sample, median and longest.
 
 Bounds with 110 pods: 40 MiB for a day, 0.05% of a core.
 """

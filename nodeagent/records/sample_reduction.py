@@ -7,7 +7,9 @@ samples. Signals, thresholds, states and conditions are always those of the samp
 `TIME_GRID_S`.
 """
 
+import operator
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from nodeagent.model import (
@@ -42,11 +44,13 @@ _MEMORY_FIELDS: Final = (
     "memory_limit",
     "memory_protected",
 )
-_AMOUNTS: Final = tuple(PodUsage._fields.index(name) for name in _MEMORY_FIELDS)
-_COUNTS: Final = tuple(PodUsage._fields.index(name) for name in ("process_count", "thread_count"))
-_REST: Final = tuple(
-    PodUsage._fields.index(name)
-    for name in ("cgroup", "memory_request_estimate", "started_at", "volumes", "disk", "disk_usage_quality")
+_AMOUNTS: Final = operator.itemgetter(*[PodUsage._fields.index(name) for name in _MEMORY_FIELDS])
+_COUNTS: Final = operator.itemgetter(*[PodUsage._fields.index(name) for name in ("process_count", "thread_count")])
+_REST: Final = operator.itemgetter(
+    *[
+        PodUsage._fields.index(name)
+        for name in ("cgroup", "memory_request_estimate", "started_at", "volumes", "disk", "disk_usage_quality")
+    ]
 )
 
 
@@ -55,10 +59,10 @@ class SampleReducer:
 
     def __init__(self) -> None:
         self._stored: RecordedSample | None = None
-        self._views: dict[str, PodView] = {}
-        """The stored pods by the UID of their objects."""
-        self._sources: dict[str, PodView] = {}
-        """The pods of the last sample: the same object has the same usage."""
+        self._uids: list[str] = []
+        """Of the pods of the last sample, in their order."""
+        self._sources: tuple[PodView, ...] = ()
+        """The pods of the last sample: the same object has the same usage. `_stored` has them in the same order."""
 
     def exact(self, sample: RecordedSample) -> RecordedSample:
         """The whole sample. Later ones are compared with it."""
@@ -81,47 +85,52 @@ class SampleReducer:
 
     def _keep(self, stored: RecordedSample, sources: tuple[PodView, ...]) -> None:
         self._stored = stored
-        self._views = {view.pod.uid: view for view in stored.snapshot.pods}
-        self._sources = {view.pod.uid: view for view in sources}
+        self._uids = [view.pod.uid for view in sources]
+        self._sources = sources
 
     def _pods(self, pods: tuple[PodView, ...]) -> tuple[PodView, ...]:
-        stored, sources, views = self._views, self._sources, []
-        for view in pods:
-            uid = view.pod.uid
-            old = stored.get(uid)
+        views = []
+        for view, (old, source) in zip(pods, self._before(pods), strict=True):
             if old is None:
                 views.append(_without_own_limits(view))
-            elif sources.get(uid) is view:
+            elif source is view:
                 views.append(old)
             else:
-                pod = old.pod if old.pod == view.pod else view.pod
+                pod = old.pod if old.pod is view.pod or old.pod == view.pod else view.pod
                 usage = old.usage if _moved_little(old.usage, view.usage) else _moved(old.usage, view.usage)
                 views.append(old if pod is old.pod and usage is old.usage else PodView(pod, usage))
         return tuple(views)
+
+    def _before(self, pods: tuple[PodView, ...]) -> Iterable[tuple[PodView | None, PodView | None]]:
+        """For each pod what was stored and what was sampled before; the order is nearly always the same."""
+        stored = self._stored.snapshot.pods if self._stored is not None else ()
+        before = zip(stored, self._sources, strict=True)
+        uids = [view.pod.uid for view in pods]
+        if uids == self._uids:
+            return before
+        known = dict(zip(self._uids, before, strict=True))
+        return [known.get(uid, (None, None)) for uid in uids]
 
 
 def _moved_little(old: PodUsage | None, new: PodUsage | None) -> bool:
     if old is None or new is None:
         return old is new
-    was: Any
-    now: Any
-    for place in _AMOUNTS:
-        was, now = old[place], new[place]
-        if was != now and (was is None or now is None or not -_small(was) < now - was < _small(was)):
-            return False
-    for place in _COUNTS:
-        was, now = old[place], new[place]
-        if was != now and not _close(was, now, SMALL_COUNT):
-            return False
-    for place in _REST:
-        was, now = old[place], new[place]
-        if was is not now and was != now:
-            return False
+    amounts, counts = _AMOUNTS(new), _COUNTS(new)
+    if amounts != (before := _AMOUNTS(old)) and not all(map(_little, before, amounts)):
+        return False
+    pairs = zip(_COUNTS(old), counts, strict=True)
+    if counts != _COUNTS(old) and not all(_close(*each, SMALL_COUNT) for each in pairs):
+        return False
+    if _REST(old) != _REST(new):
+        return False
     return len(old.containers) == len(new.containers)
 
 
-def _small(amount: int) -> int:
-    return max(SMALL_BYTES, amount >> SMALL_SHIFT)
+def _little(old: int | None, new: int | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    moved = abs(new - old)
+    return moved < SMALL_BYTES or moved < old >> SMALL_SHIFT
 
 
 def _close(old: Any, new: Any, small: float) -> bool:
