@@ -63,11 +63,11 @@ def start_writers(
     config: Config,
     confirmed: Identity,
     *,
+    node: NodeWatch,
     owned: Sequence[OwnedCondition],
     wake: Callable[[], None],
 ) -> ApiWriters:
-    """Start the workers for this node. `owned`: conditions that an earlier process set on it."""
-    node = NodeWatch(transport, confirmed.name)
+    """Start the workers for this node, and its watch. `owned`: conditions that an earlier process set on it."""
     conditions = NodeConditions(
         transport,
         node,

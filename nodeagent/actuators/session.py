@@ -27,6 +27,7 @@ from nodeagent.kube import identity_probe, kubelet_configz, node_identity, pod_d
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.node_identity import Identity, IdentityError
+from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.owner_lookup import OwnerReader
 from nodeagent.kube.pdb_watch import PdbWatch
 from nodeagent.kube.pod_watch import PodsView, PodWatch
@@ -113,6 +114,7 @@ class Session(Protocol):
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None: ...
     def prewarm(self) -> None: ...
     def identity(self) -> Identity | None: ...
+    def node_labels(self) -> Mapping[str, str] | None: ...
     def read_configz(self) -> str: ...
     def owned(self) -> tuple[OwnedCondition, ...]: ...
     def conflicts(self) -> tuple[ConditionConflict, ...]: ...
@@ -157,6 +159,9 @@ class NoCluster:
     def prewarm(self) -> None: ...
 
     def identity(self) -> Identity | None:
+        return None
+
+    def node_labels(self) -> Mapping[str, str] | None:
         return None
 
     def read_configz(self) -> str:
@@ -218,6 +223,8 @@ class ClusterSession:
         """Pods and Node UID of the last call of `_own_mirrors`, and its result."""
         self._pdbs_wanted_for: tuple[Pod, ...] = ()
         self._writers: ApiWriters | None = None
+        self._node: NodeWatch | None = None
+        """The own Node: with writers theirs; in a dry run only for profiles."""
         self._statuses: dict[ConditionType, ConditionStatus] = {}
         """Of the last `publish`."""
         self._taint_wanted_since: dict[ConditionType, float] = {}
@@ -383,6 +390,12 @@ class ClusterSession:
         """The node's identity; None until the API server confirmed it."""
         return self._confirmed
 
+    def node_labels(self) -> Mapping[str, str] | None:
+        """The labels of the Node object; the same object while it has not changed. None before it was read, and if it
+        does not exist."""
+        view = self._node.view() if self._node is not None else None
+        return view.labels if view is not None else None
+
     def read_configz(self) -> str:
         """The kubelet's own configuration, read through the API server; empty until the node's identity is confirmed.
         Waits for the answer: not for the loop. Raises ApiError."""
@@ -403,7 +416,7 @@ class ClusterSession:
     def counts(self) -> Counts:
         """Counters of the threads; from any thread."""
         pods, writers = self._pods, self._writers
-        node = writers.node if writers is not None else None
+        node = self._node
         watches = (("pods", pods), ("node", node))
         return Counts(
             pods_synced_at=pods.view().synced_at if pods is not None else None,
@@ -425,8 +438,9 @@ class ClusterSession:
         view = self.pods()
         parts = [(NoteKind.API, view.reason), (NoteKind.CREDENTIALS, self._transport.trouble)]
         parts.append((NoteKind.IDENTITY, self._transport.impersonation.note))
+        if self._node:
+            parts.append((NoteKind.NODE_OBJECT, self._node.reason))
         if self._writers:
-            parts.append((NoteKind.NODE_OBJECT, self._writers.node.reason))
             parts.append((NoteKind.NODE_CONDITIONS, self._writers.conditions.reason))
             parts.append((NoteKind.TAINTS, self._taints_trouble(self._writers.taints)))
             parts.append((NoteKind.EVENTS, self._writers.events.reason))
@@ -443,7 +457,8 @@ class ClusterSession:
         self._transport.impersonation.doubted.set()
         workers.join(self._thread, 1.0)
         failed = self._writers.stop(clear=clear, mark=mark) if self._writers else ""
-        for part in (self._volumes, self._owners, self._pdbs, self._pods):
+        node = self._node if self._writers is None else None
+        for part in (self._volumes, self._owners, self._pdbs, self._pods, node):
             if part:
                 part.stop()
         self._transport.close()
@@ -524,8 +539,17 @@ class ClusterSession:
     def _open(self, confirmed: Identity) -> None:
         config, transport = self._config, self._transport
         # If this fails half-way, it is repeated from the start.
+        node = NodeWatch(transport, confirmed.name)
+        if config.profiles:
+            node.listen(self._wake)
         if config.mode is Mode.ENFORCE and self._writers is None:
-            self._writers = api_writers.start_writers(transport, config, confirmed, owned=self._owned, wake=self._wake)
+            self._writers = api_writers.start_writers(
+                transport, config, confirmed, node=node, owned=self._owned, wake=self._wake
+            )
+            self._node = node
+        elif config.profiles and self._node is None:
+            node.start()
+            self._node = node
         if config.protection.disruption_budgets:
             self._pdbs = PdbWatch(transport, wake=self._wake, spread_s=_pdb_spread_s(config))
         if config.protection.replacement_wait_s:

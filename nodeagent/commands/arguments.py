@@ -144,6 +144,7 @@ def _add_check(commands: "argparse._SubParsersAction[Parser]") -> None:
         type=arguments_common.interval,
         help="repeat until Ctrl-C (default: 2 s); on a terminal a live view, left with q",
     )
+    arguments_common.add_node_labels(check)
     arguments_common.add_html(check)
     check.add_argument(
         "--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal, unless NO_COLOR"
@@ -177,6 +178,7 @@ def _add_config(commands: "argparse._SubParsersAction[Parser]") -> None:
     show.add_argument(
         "--host-root", metavar="DIR", default="/", help="root of the host with the kubelet: the DaemonSet's /host"
     )
+    arguments_common.add_node_labels(show)
     show.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
     show.set_defaults(command="config show")
     validate = actions.add_parser(

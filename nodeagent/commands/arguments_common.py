@@ -56,6 +56,27 @@ def add_html(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_node_labels(command: argparse.ArgumentParser) -> None:
+    """`--node-labels`."""
+    command.add_argument(
+        "--node-labels",
+        metavar="KEY=VALUE,...",
+        type=node_labels,
+        help="labels of the node for `profiles` (default: from the API server, else those that the agent saw last)",
+    )
+
+
+def node_labels(text: str) -> dict[str, str]:
+    """`pool=gpu,zone=a`; empty: no labels."""
+    labels = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not (key and equals):
+            raise argparse.ArgumentTypeError(f"{part!r} is not KEY=VALUE")
+        labels[key] = value
+    return labels
+
+
 def interval(text: str) -> float:
     """Seconds between two reports."""
     try:

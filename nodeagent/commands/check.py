@@ -7,6 +7,7 @@
 """
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.commands import exit_codes
@@ -90,6 +91,8 @@ class CheckOptions(NamedTuple):
     """Measure disk usage of pods and host directories also if no disk is short."""
     image_store: bool = False
     """Measure what fills the image store."""
+    node_labels: Mapping[str, str] | None = None
+    """Labels of the node for the profiles; None: those of the API server or of the agent's state."""
 
 
 class PodListing(NamedTuple):
@@ -114,6 +117,7 @@ def options_from(
     signal: str | None = None,
     disk: bool = False,
     image_store: bool = False,
+    node_labels: Mapping[str, str] | None = None,
 ) -> CheckOptions:
     """Load the configuration. Raises CheckError if it or an option is invalid."""
     overrides = load.overrides_from(os.environ, node_name=node_name, kubeconfig=kubeconfig)
@@ -130,6 +134,7 @@ def options_from(
         signal=signal_from(signal),
         disk=disk,
         image_store=image_store,
+        node_labels=node_labels,
     )
 
 
@@ -149,13 +154,14 @@ class NodeChecker:
     def __init__(self, options: CheckOptions) -> None:
         """Raises CheckError if the host root cannot be opened."""
         self._options = options
-        # A report has no earlier samples: it shows what an agent that has already started would do.
-        self._config = options.loaded.config._replace(startup=StartupConfig(fresh_samples=1))
         try:
             self._host = hostfs.open_host(options.host_root)
         except Unreadable as error:
             raise CheckError(f"--host-root: {error}", exit_codes.USAGE) from error
-        self._node_name = self._config.node_name or host_name(self._host)
+        self._node_name = options.loaded.config.node_name or host_name(self._host)
+        self._loaded, self._profile_notes = self._with_profiles()
+        # A report has no earlier samples: it shows what an agent that has already started would do.
+        self._config = self._loaded.config._replace(startup=StartupConfig(fresh_samples=1))
         self._sampler = Sampler(
             self._host,
             self._config.sampling,
@@ -171,6 +177,18 @@ class NodeChecker:
         self._oom_counter = OomKillCounter(self._host)
         self._kubelet = kubelet_config.read_thresholds(self._host)
         self._asked_for_configz = False
+
+    def _with_profiles(self) -> tuple[load.LoadedConfig, tuple[Note, ...]]:
+        """The configuration of this node, and which profiles apply."""
+        options = self._options
+        if options.loaded.profiles is None:
+            return options.loaded, ()
+        from nodeagent.commands import node_labels
+
+        api = "never" if options.pods_file is not None and options.api == "auto" else options.api
+        return node_labels.apply(
+            options.loaded, self._host, node_name=self._node_name, given=options.node_labels, api=api
+        )
 
     def close(self) -> None:
         """Close descriptors and connections."""
@@ -313,7 +331,7 @@ class NodeChecker:
         return check_image_store.measure(self._host, layout, snapshot, socket=self._config.sampling.cri_socket)
 
     def _notes(self, report: Report, listing: PodListing) -> tuple[Note, ...]:
-        warnings = tuple(Note(NoteKind.CONFIGURATION, str(problem)) for problem in self._options.loaded.warnings)
+        warnings = tuple(Note(NoteKind.CONFIGURATION, str(problem)) for problem in self._loaded.warnings)
         assumed = " (defaults assumed)" if self._kubelet.known is None else ""
         when = {node_report.KUBELET_FIRST: "would", node_report.SOFT_FIRST: "may"}
         earlier_kubelet = tuple(
@@ -326,6 +344,7 @@ class NodeChecker:
             *listing.notes,
             *report.plan.notes,
             *warnings,
+            *self._profile_notes,
             *self._kubelet.notes,
             *above_kubelet.notes(self._config.thresholds, report.snapshot),
             *self._status_of_agent(report.snapshot.taken_at),

@@ -1,9 +1,10 @@
 """`nodeagent check --rights`: compare the rights that the configuration uses with those that the credentials have."""
 
 import os
+from collections.abc import Mapping
 from typing import Final
 
-from nodeagent.commands import check, exit_codes, printing
+from nodeagent.commands import check, exit_codes, node_labels, printing
 from nodeagent.commands.check import CheckError
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
@@ -28,11 +29,14 @@ def show(
     host_root: str,
     node_name: str | None,
     kubeconfig: str | None,
+    labels: Mapping[str, str] | None,
     output: str,
     color: str,
 ) -> int:
     """Print the report and return its exit code. Raises CheckError if none can be made."""
-    review = make_review(config_file=config_file, host_root=host_root, node_name=node_name, kubeconfig=kubeconfig)
+    review = make_review(
+        config_file=config_file, host_root=host_root, node_name=node_name, kubeconfig=kubeconfig, labels=labels
+    )
     printing.show(
         rights_report.report_sections(review), lambda: rights_report.to_json(review), output=output, color=color
     )
@@ -40,21 +44,30 @@ def show(
 
 
 def make_review(
-    *, config_file: str | None, host_root: str, node_name: str | None, kubeconfig: str | None
+    *,
+    config_file: str | None,
+    host_root: str,
+    node_name: str | None,
+    kubeconfig: str | None,
+    labels: Mapping[str, str] | None = None,
 ) -> RightsReview:
-    """Raises CheckError without credentials, without an answer, and for an invalid configuration."""
+    """`labels`: of the node, for profiles; None: those of the API server or of the agent's state. Raises CheckError
+    without credentials, without an answer, and for an invalid configuration."""
     from nodeagent.kube import transport as transports
     from nodeagent.kube.api_errors import ApiError
 
     overrides = load.overrides_from(os.environ, node_name=node_name, kubeconfig=kubeconfig)
     try:
-        config = load.load(config_file, overrides=overrides).config
+        loaded = load.load(config_file, overrides=overrides)
     except ConfigError as error:
         raise CheckError(str(error), exit_codes.CONFIG) from error
     try:
-        host_name = check.host_name(hostfs.open_host(host_root))
+        host = hostfs.open_host(host_root)
+        host_name = check.host_name(host)
     except Unreadable as error:
         raise CheckError(f"--host-root: {error}", exit_codes.USAGE) from error
+    name = loaded.config.node_name or host_name
+    config = node_labels.apply(loaded, host, node_name=name, given=labels)[0].config
     found = credentials.find_credentials(config.cluster.kubeconfig)
     if not found.found:
         raise CheckError(f"UNKNOWN: no API server: {found.reason}")

@@ -102,6 +102,7 @@ def _check(options: Options) -> int:
             signal=options.signal,
             disk=options.disk,
             image_store=options.image_store,
+            node_labels=options.node_labels,
         )
         return check_output.show(
             check_options, output=options.output, color=options.color, every_s=options.watch, html=options.html
@@ -116,7 +117,7 @@ def _check_recording(options: Options) -> int:
     from nodeagent.commands import check, check_output, check_recording
 
     _refuse_with("--recording", options, rights=options.rights)
-    loaded = _load_config(options.config) if options.config is not None else None
+    loaded = _load_config(options.config, labels=options.node_labels) if options.config is not None else None
     try:
         found = check_recording.make_report(
             Path(options.recording),
@@ -156,6 +157,7 @@ def _check_rights(options: Options) -> int:
             host_root=options.host_root,
             node_name=options.node_name,
             kubeconfig=options.kubeconfig,
+            labels=options.node_labels,
             output=options.output,
             color=options.color,
         )
@@ -207,7 +209,7 @@ def _snapshot(options: Options) -> int:
 
     if options.html is not None and "-" in (options.html, options.output):
         raise _FailureError("--html: needs names for both files, the snapshot and the page", exit_codes.USAGE)
-    loaded = _load_config(options.config)
+    loaded = _load_config(options.config, of_this_node=True)
     wall = time.time()
     try:
         if options.list:
@@ -257,7 +259,9 @@ def _explain(options: Options) -> int:
     if message := next((text for given, text in wrong if given), ""):
         raise _FailureError(message, exit_codes.USAGE)
     given = options.recording or options.state_dir
-    config = None if given is not None and options.config is None else _load_config(options.config).config
+    config = (
+        None if given is not None and options.config is None else _load_config(options.config, of_this_node=True).config
+    )
     try:
         if given is not None or config is None:
             source = explain.open_source(Path(given or ""), now=time.time())
@@ -341,29 +345,48 @@ def _prometheus(options: Options, places: Sequence[str]) -> Any:
     )
 
 
-def _load_config(path: str | None) -> Any:
-    from nodeagent.config import load, problems
+def _load_config(path: str | None, *, of_this_node: bool = False, labels: Mapping[str, str] | None = None) -> Any:
+    """The configuration. With profiles that of a node with these labels; `of_this_node`: those that the agent of this
+    machine saw last."""
+    from nodeagent.config import load, problems, show
+    from nodeagent.sampling.hostfs.host import open_host
 
     try:
-        return load.load(path, overrides=load.overrides_from(os.environ))
+        loaded = load.load(path, overrides=load.overrides_from(os.environ))
     except problems.ConfigError as error:
         raise _FailureError(str(error), exit_codes.CONFIG) from error
+    if labels is not None:
+        return load.for_node(loaded, labels)
+    if loaded.profiles is not None and of_this_node:
+        from nodeagent.commands import check, node_labels
+
+        host = open_host("/")
+        name = loaded.config.node_name or check.host_name(host)
+        return node_labels.apply(loaded, host, node_name=name, given=None, api="never")[0]
+    if loaded.profiles is not None:
+        command = f"nodeagent config show --config {path} --node-labels KEY=VALUE"
+        _print_failure(f"{path}: {show.LABELS_UNKNOWN}, so no profile applies; `{command}` prints that of a node")
+    return loaded
 
 
 def _config_show(options: Options) -> int:
+    from nodeagent.commands import check, node_labels
     from nodeagent.config import above_kubelet, load, problems, show
     from nodeagent.sampling.hostfs.host import Unreadable, open_host
     from nodeagent.sampling.node import kubelet_config
 
     try:
         loaded = load.load(options.config, overrides=load.overrides_from(os.environ))
-        reading = kubelet_config.read_thresholds(open_host(options.host_root))
+        host = open_host(options.host_root)
+        reading = kubelet_config.read_thresholds(host)
     except problems.ConfigError as error:
         raise _FailureError(str(error), exit_codes.CONFIG) from error
     except Unreadable as error:
         raise _FailureError(f"--host-root: {error}", exit_codes.USAGE) from error
+    name = loaded.config.node_name or check.host_name(host)
+    loaded, notes = node_labels.apply(loaded, host, node_name=name, given=options.node_labels)
     loaded = loaded._replace(config=above_kubelet.keep_above(loaded.config, reading.known or ()))
-    text = show.show(loaded, notes=reading.notes if loaded.config.above_kubelet else ())
+    text = show.show(loaded, notes=(*notes, *(reading.notes if loaded.config.above_kubelet else ())))
     if options.output == "json":
         import json
 

@@ -13,7 +13,7 @@ from nodeagent.commands import exit_codes
 from nodeagent.config import load
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.load import LoadedConfig
-from nodeagent.config.schema import Config, Mode
+from nodeagent.config.schema import Config
 from nodeagent.loop import assembly
 from nodeagent.loop.assembly import CannotRunError, CannotRunKind
 from nodeagent.runtime.agent_lock import AgentLock
@@ -53,7 +53,7 @@ def run(
             log.warning("configuration warning", problem=str(problem))
         lock = _agent_lock(loaded.config, host)
         stack.callback(lock.release)
-        other = lock.take() if loaded.config.mode is Mode.ENFORCE and not host.recorded else ""
+        other = lock.take() if load.may_enforce(loaded) and not host.recorded else ""
         beside_since = float(os.environ.pop(BESIDE_SINCE, "-inf"))
         if other:
             file, loaded = load_config("dry-run")

@@ -73,6 +73,12 @@ NAMESPACES: Final = Shape(
 )
 DNS_LABEL: Final = Shape(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a namespace: lower-case letters, digits and '-'")
 NAMESPACE_KEY: Final = MapKey(*DNS_LABEL, "namespace")
+_LABEL_NAME: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_KEY: Final = MapKey(
+    rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL_NAME}", "the key of a label, `name` or `prefix/name`", "label"
+)
+LABEL_VALUE: Final = Shape(rf"({_LABEL_NAME})?", "the value of a label: letters, digits, `-_.`")
+PROFILE_NAME: Final = Shape(_LABEL_NAME, "a name: letters, digits, `-_.`")
 NODE_NAME: Final = Shape(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?", "a node name: lower-case letters, digits, '-' and '.'"
 )

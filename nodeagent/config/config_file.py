@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 from nodeagent.config import load, show, write_access
 from nodeagent.config.load import LoadedConfig, Override
 from nodeagent.config.problems import ConfigError, Origin, Problem
-from nodeagent.config.schema import Mode
 
 CHECK_EVERY_S: Final = 5.0
 """A stat costs 2 us. The kubelet itself takes up to a minute to update a ConfigMap volume."""
@@ -65,7 +64,7 @@ def _judge_write_access(loaded: LoadedConfig, path: str) -> LoadedConfig:
     evict pods or run commands as the agent's user."""
     problem = _write_access(path, "", "a change of the configuration can evict pods and run commands as this")
     from_file = loaded.origin("cluster.kubeconfig").source == path
-    if problem is not None and (loaded.config.mode is Mode.ENFORCE or from_file):
+    if problem is not None and (load.may_enforce(loaded) or from_file):
         raise ConfigError((problem,))
     kubeconfig = loaded.config.cluster.kubeconfig
     exists = kubeconfig and os.path.exists(kubeconfig)

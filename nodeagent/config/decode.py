@@ -19,7 +19,7 @@ from nodeagent.config import amount, duration, keys
 from nodeagent.config.bounds import AmountRule, MapKey, Mark, OneOf, Range, Shape
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.problems import Origin, Problem
-from nodeagent.config.schema import RankingConfig, RankingKey
+from nodeagent.config.schema import Profile, RankingConfig, RankingKey
 from nodeagent.config.yaml_nodes import YamlNode
 from nodeagent.model import Amount, Signal
 
@@ -58,7 +58,7 @@ class Reader:
         self._suggested = 0
 
     def origin(self, node: YamlNode) -> Origin:
-        return Origin(self.file, node.line, node.column)
+        return Origin(self.file, node.line, node.column, node.profile)
 
     def add_problem(self, node: YamlNode, path: str, message: str, fix: str = "") -> None:
         self.problems.append(Problem(self.origin(node), path, message, fix))
@@ -90,6 +90,10 @@ def read_keys(
             if found is not _INVALID:
                 values[key.field] = found
         elif name not in read_elsewhere:
+            if read_elsewhere and name in keys.SAME_ON_ALL_NODES:
+                message, fix = "must be the same on all nodes", "set it at the left margin"
+                reader.add_problem(key_node, join_path(path, name), message, fix)
+                continue
             fix = _misplaced(name) or reader.suggest(name, [*by_name, *read_elsewhere])
             reader.add_problem(key_node, join_path(path, quoted(name, quote="")), "unknown key", fix)
     for key in by_name.values():
@@ -161,7 +165,11 @@ def suggest_fix(word: str, known: list[str]) -> str:
 
 def _read(reader: Reader, node: YamlNode, path: str, key: ConfigKey, type_: Any) -> Any:
     """The value, or _INVALID after a problem was added."""
-    if node.tag == "null" and (keys.is_section(type_) or typing.get_origin(type_) is Mapping or key.optional):
+    if (
+        node.tag == "null"
+        and not key.required
+        and (keys.is_section(type_) or typing.get_origin(type_) is Mapping or key.optional)
+    ):
         return _INVALID  # `evictionSoft:` without a value counts as absent, as in the kubelet
     if keys.is_section(type_):
         return _read_section(reader, node, path, type_, base=key.default if isinstance(key.default, type_) else None)
@@ -191,7 +199,8 @@ def _read_section(reader: Reader, node: YamlNode, path: str, section: Any, *, ba
     reader.origins[path] = reader.origin(node)
     if base is not None:
         section_keys = tuple(key._replace(required=False) for key in section_keys)
-    values = read_keys(reader, node, path, section_keys)
+    overrides = tuple(key.name for key in keys.profile_keys()) if section is Profile else ()
+    values = read_keys(reader, node, path, section_keys, read_elsewhere=overrides)
     if any(key.required and key.field not in values for key in section_keys):
         return _INVALID
     if section is RankingConfig and values.get("order") == _KUBELET:
@@ -225,6 +234,9 @@ def _read_map(reader: Reader, node: YamlNode, path: str, key: ConfigKey, value_t
         found = _read(reader, value, here, key, value_type)
         if found is not _INVALID:
             values[Signal(name) if names is None else name] = found
+    if not node.items and names is not None and Mark.NOT_EMPTY in key.bounds:
+        reader.add_problem(node, path, "is empty", f"must have at least one {names.what}")
+        return _INVALID
     reader.origins.setdefault(path, reader.origin(node))
     return values
 
@@ -249,7 +261,8 @@ def _read_list(reader: Reader, node: YamlNode, path: str, key: ConfigKey, elemen
             reader.origins.pop(f"{path}[{index}]", None)
         if once and value is not _INVALID and value in earlier:
             reader.add_problem(child, f"{path}[{index}]", f"{quoted(child.text)} is in the list already", "keep one")
-        earlier.add(value)
+        if once:
+            earlier.add(value)
     if not found and Mark.NOT_EMPTY in key.bounds:
         reader.add_problem(node, path, "is empty", f"must have at least one {describe_type(key, element)}")
     if any(value is _INVALID for _, value in found):

@@ -15,7 +15,7 @@ from typing import Any, Final
 from nodeagent.config import field_docs, keys, show
 from nodeagent.config.bounds import AmountRule, MapKey, Mark, OneOf, Range, Shape
 from nodeagent.config.keys import ConfigKey
-from nodeagent.config.schema import API_VERSION, CONFIG_KIND, RankingKey
+from nodeagent.config.schema import API_VERSION, CONFIG_KIND, Profile, RankingKey
 from nodeagent.model import Amount, Signal
 
 SCHEMA_FILE: Final = Path(__file__).parent / "nodeagent.schema.json"
@@ -63,7 +63,8 @@ def _of(key: ConfigKey, type_: Any) -> dict[str, Any]:
     origin: Any = typing.get_origin(type_)
     if origin is Mapping and (names := key.bound(MapKey)) is not None:
         pattern = {"pattern": f"^({names.pattern})$"}
-        return {"type": ["object", "null"], "propertyNames": pattern, "additionalProperties": _element(key)}
+        found = {"type": ["object", "null"], "propertyNames": pattern, "additionalProperties": _element(key)}
+        return found | ({"minProperties": 1, "type": "object"} if Mark.NOT_EMPTY in key.bounds else {})
     if origin is Mapping:
         signals = {str(signal): {"$ref": f"#/$defs/{key.name}"} for signal in Signal}
         return {"type": ["object", "null"], "additionalProperties": False, "properties": signals}
@@ -86,9 +87,28 @@ def _section(key: ConfigKey, section: type) -> dict[str, Any]:
     parts = keys.config_keys(section)
     if isinstance(key.default, section):
         parts = tuple(part._replace(default=getattr(key.default, part.field), required=False) for part in parts)
-    found = {"type": ["object", "null"], "additionalProperties": False, "properties": _properties(parts)}
+    properties = _properties(parts) | (_overrides() if section is Profile else {})
+    found = {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
     required = [part.name for part in parts if part.required]
     return found | ({"required": required} if required else {})
+
+
+def _overrides() -> dict[str, Any]:
+    """What a profile overrides. The descriptions are those of the keys at the left margin."""
+    return {key.name: _undescribed(_of(key, key.type)) for key in keys.profile_keys()}
+
+
+def _undescribed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without descriptions, defaults and required keys: the rest of a section is that of the file."""
+    found = {word: value for word, value in schema.items() if word not in ("description", "default", "required")}
+    if "properties" in found:
+        found["properties"] = {name: _undescribed(value) for name, value in found["properties"].items()}
+    for word in ("items", "additionalProperties"):
+        if isinstance(found.get(word), dict):
+            found[word] = _undescribed(found[word])
+    if "anyOf" in found:
+        found["anyOf"] = [_undescribed(each) for each in found["anyOf"]]
+    return found
 
 
 def _list(key: ConfigKey, element: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The loader, `config show`, the JSON Schema and the reference page all read this list, so that they always agree.
 """
 
+import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,11 @@ class ConfigKey(NamedTuple):
 
 def config_keys(section: type) -> tuple[ConfigKey, ...]:
     """The keys of a section in the order of the documentation."""
+    return _config_keys(section)
+
+
+@functools.cache
+def _config_keys(section: type) -> tuple[ConfigKey, ...]:
     hints: dict[str, Any] = section.__annotations__
     return tuple(
         key
@@ -47,11 +53,25 @@ def config_keys(section: type) -> tuple[ConfigKey, ...]:
     )
 
 
+@functools.cache
 def top_level() -> tuple[ConfigKey, ...]:
     """The keys of the file itself, without apiVersion and kind."""
     settings = config_keys(Config)
     first = next(index for index, key in enumerate(settings) if key.field == "node_name") + 1
     return (*settings[:first], *config_keys(EvictionConfig), *settings[first:])
+
+
+SAME_ON_ALL_NODES: Final = frozenset(
+    {"nodeName", "fleet", "metrics", "cluster", "logging", "recorder", "stateDir", "profiles"}
+)
+"""What no profile overrides: it is read before the labels are known, belongs to the agent's pod, or is an agreement
+between the nodes."""
+
+
+@functools.cache
+def profile_keys() -> tuple[ConfigKey, ...]:
+    """The keys that a profile may override."""
+    return tuple(key for key in top_level() if key.name not in SAME_ON_ALL_NODES)
 
 
 def is_section(type_: Any) -> bool:

@@ -22,6 +22,7 @@ from nodeagent.runtime import regular_files
 
 if TYPE_CHECKING:
     from nodeagent.config.decode import Reader
+    from nodeagent.config.profiles import ProfileSource
     from nodeagent.config.yaml_nodes import YamlNode
 
 
@@ -43,10 +44,26 @@ class LoadedConfig(NamedTuple):
     origins: Mapping[str, Origin]
     """Key path -> origin, for values that are not built in."""
     warnings: tuple[Problem, ...] = ()
+    profiles: "ProfilesOfFile | None" = None
+    """What `for_node` needs; None in a file without profiles."""
+    active: tuple[str, ...] | None = None
+    """The profiles that apply to the node, in the order of the file. None: its labels are not known."""
 
     def origin(self, path: str) -> Origin:
         """The origin of the value at this key path, `evictionHard.memory.available`."""
         return self.origins.get(path, BUILT_IN)
+
+
+class ProfilesOfFile(NamedTuple):
+    """The profiles of a valid file and the file itself."""
+
+    sources: "tuple[ProfileSource, ...]"
+    root: "YamlNode"
+    base: LoadedConfig
+    """The configuration of a node that no profile matches."""
+    overrides: tuple[Override, ...]
+    may_enforce: bool
+    """On some node the mode is `enforce`."""
 
 
 def defaults(*, overrides: Iterable[Override] = ()) -> LoadedConfig:
@@ -125,29 +142,129 @@ def _read(path: str) -> bytes:
 
 def loads(data: bytes | str, *, name: str = "<config>", overrides: Iterable[Override] = ()) -> LoadedConfig:
     """The configuration in this YAML text; messages call the file `name`. Raises ConfigError."""
-    from nodeagent.config import decode, keys, manifest, rules, yaml_nodes
+    from nodeagent.config import decode, manifest, profiles, yaml_nodes
 
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     try:
         root = yaml_nodes.parse(raw, name=name)
     except yaml_nodes.SeveralDocumentsError as error:
         raise manifest.not_a_config(yaml_nodes.parse_all(raw, name=name), raw, name=name) or error from None
-    reader = decode.Reader(name)
+    overrides, reader = tuple(overrides), decode.Reader(name)
     if (rejection := manifest.not_a_config((root,), raw, name=name)) is not None:
         raise rejection
     _check_header(reader, root)
-    top = keys.top_level()
-    values = decode.read_keys(reader, root, "", top, read_elsewhere=("apiVersion", "kind"))
-    eviction = _effective(values)
-    config = _config(values, eviction)
-    changed, problems = _overridden(config, overrides, reader.origins)
-    problems = [*reader.problems, *rules.errors(config, eviction, origins=reader.origins), *problems]
+    base, problems = _decode(root, reader, overrides)
+    if any(key.text == profiles.KEY for key, _ in root.items):
+        base, found = _with_profiles(base, root, name, overrides, known=frozenset(problems))
+        problems += found
     if problems:
         raise ConfigError(
             tuple(sorted(problems, key=lambda problem: (problem.origin.line or 0, problem.origin.column or 0)))
         )
-    found = rules.warnings(changed, eviction, origins=reader.origins)
-    return LoadedConfig(changed, eviction, reader.origins, found)
+    return base
+
+
+def for_node(loaded: LoadedConfig, labels: Mapping[str, str] | None) -> LoadedConfig:
+    """The configuration of a node with these labels. None: they are not known. Then the file applies without its
+    profiles and as a dry run, because the profile of this node may be more cautious."""
+    file = loaded.profiles
+    if file is None:
+        return loaded
+    from nodeagent.config import decode, profiles
+
+    if labels is None:
+        config, origins = file.base.config, file.base.origins
+        if config.mode is Mode.ENFORCE:
+            config = config._replace(mode=Mode.DRY_RUN)
+            origins = {**origins, "mode": Origin("labels of the node not known")}
+        return file.base._replace(config=config, origins=origins, profiles=file, active=None)
+    matched = profiles.matching(file.sources, labels)
+    result = file.base
+    if matched:
+        reader = decode.Reader(file.root.text)
+        result, problems = _decode(profiles.merged(file.root, matched), reader, file.overrides, base=file.base)
+        if problems:  # no set of profiles that can match together has any
+            raise ConfigError(tuple(problems))
+    return result._replace(profiles=file, active=tuple(each.name for each in matched))
+
+
+def may_enforce(loaded: LoadedConfig) -> bool:
+    """Whether the mode is `enforce`, or can become so with other labels of the node."""
+    return loaded.config.mode is Mode.ENFORCE or (loaded.profiles is not None and loaded.profiles.may_enforce)
+
+
+def _decode(
+    root: "YamlNode", reader: "Reader", overrides: tuple[Override, ...], *, base: LoadedConfig | None = None
+) -> tuple[LoadedConfig, list[Problem]]:
+    """The configuration of this tree and its errors. `base`: that of the file without profiles, if `root` has the
+    overrides of some."""
+    from nodeagent.config import decode, keys, rules
+
+    values = decode.read_keys(reader, root, "", keys.top_level(), read_elsewhere=("apiVersion", "kind"))
+    eviction = _effective(values, base.eviction if base is not None else None)
+    config = _config(values, eviction)
+    changed, wrong = _overridden(config, overrides, reader.origins)
+    problems = [*reader.problems, *rules.errors(config, eviction, origins=reader.origins), *wrong]
+    warnings = () if problems else rules.warnings(changed, eviction, origins=reader.origins)
+    if base is not None:
+        changed = changed._replace(profiles=base.config.profiles)
+    return LoadedConfig(changed, eviction, reader.origins, warnings), problems
+
+
+def _with_profiles(
+    base: LoadedConfig, root: "YamlNode", name: str, overrides: tuple[Override, ...], *, known: frozenset[Problem]
+) -> tuple[LoadedConfig, list[Problem]]:
+    """The configuration with its profiles, each of them validated, and every set of them that can match one node.
+    `known`: the problems of the file without its profiles, which are not repeated."""
+    from nodeagent.config import decode, profiles
+
+    root = root._replace(text=name)
+    sources = profiles.sources(root)[: profiles.MAX_PROFILES]
+    matches: list[tuple[ProfileSource, ...]] = [(source,) for source in sources]
+    problems: list[Problem] = []
+    try:
+        matches += profiles.combinations(sources) if not known else ()
+    except profiles.TooManyError:
+        message = f"more than {profiles.MAX_COMBINATIONS} sets of profiles can match one node together"
+        fix = "use fewer different labels in their selectors"
+        problems.append(Problem(base.origin("profiles"), "profiles", message, fix))
+    if root.size * len(matches) > profiles.MAX_DECODED:
+        message = f"too many for a file of this size: each of {len(matches)} sets of profiles is validated with it"
+        problems.append(
+            Problem(base.origin("profiles"), "profiles", message, "shorten the file, or use fewer profiles")
+        )
+        matches = []
+    warnings, enforces, reported = list(base.warnings), base.config.mode is Mode.ENFORCE, {*known, *base.warnings}
+    for matched in matches:
+        decoded, wrong = _decode(profiles.merged(root, matched), decode.Reader(name), overrides, base=base)
+        problems += [_in_profile(each, matched, name) for each in wrong if each not in reported]
+        warnings += [_in_profile(each, matched, name) for each in decoded.warnings if each not in reported]
+        if len(matched) == 1:  # what a profile alone causes is not repeated for each set with it
+            reported.update(wrong, decoded.warnings)
+        enforces = enforces or decoded.config.mode is Mode.ENFORCE
+    for override in overrides:
+        if override.key == "mode":
+            message = f"has no effect: {override.origin} sets the mode of every node"
+            nodes = ((each, profiles.value_of(each.overrides, "mode")) for each in sources)
+            places = ((each, Origin(name, node.line, node.column)) for each, node in nodes if node is not None)
+            warnings += [Problem(place, f"profiles[{each.place}].mode", message) for each, place in places]
+    file = ProfilesOfFile(sources, root, base, overrides, enforces)
+    return base._replace(warnings=tuple(warnings), profiles=file if sources else None), problems
+
+
+def _in_profile(problem: Problem, matched: "tuple[ProfileSource, ...]", name: str) -> Problem:
+    """The problem of a configuration with these profiles, with the path of the key in its profile. A problem in a key
+    of the file itself, which only appears with the profiles, gets the place of the last one."""
+    names = ", ".join(each.name for each in matched)
+    if len(matched) > 1:
+        problem = problem._replace(message=f"{problem.message} (on a node with the profiles {names})")
+    for source in matched:
+        if problem.origin.profile == source.name:
+            return problem._replace(key=f"profiles[{source.place}].{problem.key}")
+    last = matched[-1]
+    message = f"{problem.key}: {problem.message}" + (f" (with profile {names})" if len(matched) == 1 else "")
+    origin = Origin(name, last.overrides.line, last.overrides.column)
+    return problem._replace(origin=origin, key=f"profiles[{last.place}]", message=message)
 
 
 def overrides_from(
@@ -210,10 +327,18 @@ def _check_header(reader: "Reader", root: "YamlNode") -> None:
             )
 
 
-def _effective(values: dict[str, Any]) -> EvictionConfig:
-    """The effective maps. Removes their fields from `values`."""
+def _effective(values: dict[str, Any], base: EvictionConfig | None = None) -> EvictionConfig:
+    """The effective maps. Removes their fields from `values`. `base`: those of the file, to which profiles add single
+    signals: a profile with evictionHard removes no built-in threshold."""
     fields = {field: values.pop(field) for field in EvictionConfig._fields if field in values}
     eviction = EvictionConfig(**fields)
+    if base is not None:
+        hard = {**base.eviction_hard, **eviction.eviction_hard}
+        return eviction._replace(
+            eviction_hard={**built_in.EVICTION_HARD, **hard} if eviction.merge_default_eviction_settings else hard,
+            eviction_soft={**base.eviction_soft, **eviction.eviction_soft},
+            eviction_soft_grace_period={**base.eviction_soft_grace_period, **eviction.eviction_soft_grace_period},
+        )
     # As in the kubelet, only evictionHard replaces the hard defaults. Either map replaces the soft defaults, which the
     # kubelet does not have, so that a pasted stanza keeps its meaning.
     if "eviction_hard" not in fields:

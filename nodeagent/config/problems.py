@@ -11,14 +11,17 @@ class Origin(NamedTuple):
     line: int | None = None
     """Counted from 1; None when the source has no lines."""
     column: int | None = None
+    profile: str = ""
+    """The profile of the file that sets the value; empty outside of profiles."""
 
     def __str__(self) -> str:
-        return ":".join(str(part) for part in self if part is not None)
+        return ":".join(str(part) for part in self[:3] if part is not None)
 
     @property
     def short(self) -> str:
         """Without the column."""
-        return self.source if self.line is None else f"{self.source}:{self.line}"
+        place = self.source if self.line is None else f"{self.source}:{self.line}"
+        return f"profile {self.profile}, {place}" if self.profile else place
 
 
 BUILT_IN: Final = Origin("built-in")

@@ -18,6 +18,7 @@ from nodeagent.config.schema import (
     BeforeEvictionHook,
     NamespaceRule,
     PerPodConfig,
+    Profile,
     RankingKey,
     ReclaimAction,
     Refinement,
@@ -103,6 +104,7 @@ def _sections() -> Iterator[str]:
         ("hooks.beforeEviction", BeforeEvictionHook, "Off without `command` and `url` (docs/escalation.md)."),
         ("metrics.perPod", PerPodConfig, "Series of single pods: see [metrics](metrics.md)."),
         ("recorder.snapshots", SnapshotsConfig, "Snapshot files that the agent writes by itself."),
+        ("profiles", Profile, _profile_keys()),
         ("signals.*", SignalRefinement, "The keys of each signal."),
         ("signals.*.hard and signals.*.soft", Refinement, "They refine one of the signal's two thresholds."),
         ("signals.*.requireStall", RequireStall, "Pressure stall information (PSI)."),
@@ -112,6 +114,11 @@ def _sections() -> Iterator[str]:
         if section is TokenBucket:  # a key that the file leaves out is that of the bucket's own default
             section_keys = tuple(key._replace(required=False) for key in section_keys)
         yield from _table(section_keys)
+
+
+def _profile_keys() -> str:
+    overridable = ", ".join(f"`{key.name}`" for key in keys.profile_keys())
+    return f"The keys of each profile, beside those that it overrides: {overridable}."
 
 
 def _table(section_keys: Iterable[ConfigKey]) -> Iterator[str]:
@@ -129,7 +136,7 @@ def _type(key: ConfigKey) -> str:
         value = typing.get_args(key.type)[1]
         names: MapKey | None = key.bound(MapKey)
         return f"map: {names.what if names is not None else 'signal'} to " + (
-            "map" if value is not Amount and not key.duration else _describe_value(key, value)
+            "map" if keys.is_section(value) else _describe_value(key, value)
         )
     if origin is tuple:
         element = typing.get_args(key.type)[0]

@@ -6,7 +6,7 @@ probably not as intended. Each rule is one generator of (key path, message, fix)
 
 from collections.abc import Iterator, Mapping
 
-from nodeagent.config import duration, hook_url, problems
+from nodeagent.config import duration, hook_url, problems, profiles
 from nodeagent.config.problems import Origin, Problem
 from nodeagent.config.schema import DROPPED, Config, EvictionConfig, ReclaimKind
 from nodeagent.model import CONTAINERFS_SIGNALS, Amount, Signal
@@ -26,6 +26,7 @@ def errors(config: Config, eviction: EvictionConfig, *, origins: Mapping[str, Or
         _hooks(config),
         _marks_without_trusted_namespace(config),
         _own_limit(config),
+        _profile_names(config),
     )
 
 
@@ -151,6 +152,15 @@ def _marks_without_trusted_namespace(config: Config) -> _Findings:
                 "protects no pod, because trustedNamespaces is empty",
                 'list the namespaces whose pods may protect themselves, or `trustedNamespaces: ["*"]` for all of them',
             )
+
+
+def _profile_names(config: Config) -> _Findings:
+    names = [profile.name for profile in config.profiles]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield f"profiles[{index}].name", f"{name} is already the name of another profile", "give each its own name"
+    if len(names) > profiles.MAX_PROFILES:
+        yield "profiles", f"has {len(names)} profiles, at most {profiles.MAX_PROFILES} are possible", "join some"
 
 
 # --- warnings --------------------------------------------------------------------------------------------------------

@@ -541,6 +541,16 @@ class EvictionConfig(NamedTuple):
     """Settings for each signal that the kubelet's keys do not have."""
 
 
+class Profile(NamedTuple):
+    """What differs on the nodes with certain labels. The keys that it overrides stand beside these two
+    (`config.profiles`)."""
+
+    name: Annotated[str, bounds.PROFILE_NAME]
+    """The name in `config show`, the log, notes and metrics."""
+    node_selector: Annotated[Mapping[str, str], bounds.LABEL_KEY, bounds.LABEL_VALUE, Mark.NOT_EMPTY]
+    """Labels that the Node must have, all of them, with these values."""
+
+
 class Config(NamedTuple):
     mode: Mode = Mode.DRY_RUN
     """`dry-run` decides and logs, `enforce` also acts. --dry-run and $NODEAGENT_MODE replace it."""
@@ -603,3 +613,6 @@ class Config(NamedTuple):
     state_dir: Annotated[str, bounds.DIRECTORY] = "/run/nodeagent"
     """Directory of the state that survives a restart. Use a file system in memory, because an eviction waits until the
     state is written."""
+    profiles: Annotated[tuple[Profile, ...], Mark.MAY_REPEAT] = ()
+    """What differs on nodes with certain labels (docs/profiles.md). Of two that match a node and set the same key, the
+    later one wins. Until the node's labels are known, nothing is enforced: the other keys apply as a dry run."""

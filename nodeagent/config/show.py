@@ -12,23 +12,40 @@ from nodeagent.config import above_kubelet, duration, keys
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Problem
-from nodeagent.config.schema import API_VERSION, CONFIG_KIND, EvictionConfig, RankingConfig
-from nodeagent.model import Amount, Note, Signal
+from nodeagent.config.schema import API_VERSION, CONFIG_KIND, EvictionConfig, Mode, RankingConfig
+from nodeagent.model import Amount, Note, NoteKind, Signal
 
 _COMMENT_COLUMN: Final = 56
+LABELS_UNKNOWN: Final = "the labels of the node are not known"
 HIDDEN: Final = "(arguments hidden)"
 _YAML_WORDS: Final = ("on", "off", "yes", "no", "y", "n", "true", "false", "null")
 
 
 def show(loaded: LoadedConfig, *, notes: Iterable[Note] = ()) -> str:
     """The effective configuration as YAML: warnings and notes as comments first, then each value with its origin."""
+    notes = tuple(notes)
     lines = [f"# warning: {_one_line(str(warning))}" for warning in loaded.warnings]
     lines += [f"# {note.subject}: {_one_line(note.message)}" for note in notes]
+    if (profiles := active_profiles(loaded)) is not None and not any(note.kind is NoteKind.PROFILES for note in notes):
+        lines.append(f"# profiles: {_one_line(profiles)}")
     lines += [f"apiVersion: {API_VERSION}", f"kind: {CONFIG_KIND}"]
     for key in keys.top_level():
+        if key.field == "profiles":  # what applies to the node is in the values
+            continue
         owner = loaded.eviction if key.owner is EvictionConfig else loaded.config
         lines += _entry(loaded, key, getattr(owner, key.field), key.name, indent=0, name=key.name)
     return "\n".join(lines) + "\n"
+
+
+def active_profiles(loaded: LoadedConfig) -> str | None:
+    """Which profiles apply to the node; None for a file without profiles."""
+    if loaded.profiles is None:
+        return None
+    if loaded.active is None:
+        enforces = loaded.profiles.base.config.mode is Mode.ENFORCE
+        return f"{LABELS_UNKNOWN}, so no profile applies{' and nothing is enforced' if enforces else ''}"
+    known = ", ".join(each.name for each in loaded.config.profiles)
+    return ", ".join(loaded.active) if loaded.active else f"none of {known} matches this node"
 
 
 def without_secrets(loaded: LoadedConfig) -> LoadedConfig:

@@ -46,6 +46,8 @@ class YamlNode(NamedTuple):
     """Elements of a sequence."""
     size: int = 1
     """The value with all its contents, in the unit of MAX_EXPANDED."""
+    profile: str = ""
+    """The profile that sets it (`config.profiles`); empty outside of profiles."""
 
 
 class SeveralDocumentsError(ConfigError):

@@ -39,6 +39,7 @@ class NodeView(NamedTuple):
     zone: str
     """Label topology.kubernetes.io/zone; empty without the label."""
     addresses: tuple[str, ...]
+    labels: Mapping[str, str] = {}
 
 
 class NodeWatch:
@@ -175,6 +176,7 @@ def decode_node(item: msgspec.Raw | bytes) -> NodeView:
         taints=tuple(raw.spec.taints or ()),
         zone=(raw.metadata.labels or {}).get(ZONE_LABEL, ""),
         addresses=tuple(a.address for a in raw.status.addresses or ()),
+        labels=raw.metadata.labels or {},
     )
 
 

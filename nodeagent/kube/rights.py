@@ -122,6 +122,10 @@ def _enforce(config: Config) -> bool:
     return config.mode is Mode.ENFORCE
 
 
+def _reads_node(config: Config) -> bool:
+    return _enforce(config) or bool(config.profiles)
+
+
 def _publishes(config: Config) -> bool:
     return _enforce(config) and (config.conditions.own or config.conditions.standard is not StandardConditions.OFF)
 
@@ -157,7 +161,7 @@ def _finds_node_by_address(config: Config) -> bool:
 _NODE: Final = RequestIdentity.NODE
 _ACCOUNT: Final = RequestIdentity.SERVICE_ACCOUNT
 _PODS = ("the pods of this node", "no pod is evicted: the agent does not know the pods of the node")
-_OWN_NODE = ("this node's own object", "no conditions, taints or eviction slots: the Node is not read")
+_OWN_NODE = ("this node's own object", "no conditions, taints, eviction slots or profiles: the Node is not read")
 _PDBS = ("PodDisruptionBudgets (protection.disruptionBudgets)", "the soft tier requests evictions that a PDB refuses")
 _VOLUMES = (
     "local volumes (protection.nodeBound)",
@@ -206,8 +210,8 @@ RIGHTS: Final = (
         _NODE,
         Scope.OWN_NODE,
     ),
-    Right("list", "", "nodes", *_OWN_NODE, Need.REQUIRED, _NODE, Scope.OWN_NODE, _enforce),
-    Right("watch", "", "nodes", *_OWN_NODE, Need.REQUIRED, _NODE, Scope.OWN_NODE, _enforce),
+    Right("list", "", "nodes", *_OWN_NODE, Need.REQUIRED, _NODE, Scope.OWN_NODE, _reads_node),
+    Right("watch", "", "nodes", *_OWN_NODE, Need.REQUIRED, _NODE, Scope.OWN_NODE, _reads_node),
     Right(
         "list",
         "",

@@ -24,11 +24,11 @@ from typing import Final
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.actuators.event_writer import EventReason
 from nodeagent.actuators.session import Session
-from nodeagent.config import above_kubelet, config_file
+from nodeagent.config import above_kubelet, config_file, show
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, OnExit
-from nodeagent.loop import sample_recording
+from nodeagent.loop import node_profiles, sample_recording
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.executor import Executor
 from nodeagent.loop.live_page import LivePage
@@ -96,6 +96,7 @@ class Agent:
             owned=self._owned_conditions,
             status_notes=self._status_notes,
             oom=lambda: self.oom_monitor.state,
+            node_labels=lambda: runtime.profiles.saved,
             metrics=self.metrics,
             log=runtime.log,
         )
@@ -256,6 +257,7 @@ class Agent:
         if signal.SIGHUP in signals or self._runtime.file.changed(now=boottime()):
             self._runtime.kubelet.read_soon()
             self._reload()
+        self._follow_labels()
         self._follow_kubelet()
         return False
 
@@ -268,10 +270,30 @@ class Agent:
             self.decision_log.log_notes((Note(NoteKind.LOOP, f"sync started at least {at_least_s:g}s late"),))
 
     def _reload(self) -> None:
-        """Promise 4."""
+        """Read the file again."""
         self._runtime.notifier.reloading()
         try:
             loaded = self._runtime.file.load()
+        except ConfigError as error:
+            self._reject(error)
+        else:
+            self._replace(self._runtime.profiles.apply(loaded))
+        self._runtime.notifier.ready()
+
+    def _follow_labels(self) -> None:
+        """Apply the profiles of changed labels of the node, as a reload."""
+        if not self._runtime.profiles.observe(self.session.node_labels()):
+            return
+        before = self._components.loaded
+        after = self._runtime.profiles.apply(before)
+        if after.active != before.active:
+            self.decision_log.log_profiles(show.active_profiles(before), show.active_profiles(after))
+            self._replace(after)
+
+    def _replace(self, loaded: LoadedConfig) -> None:
+        """Promise 4."""
+        acted = self.acts
+        try:
             # First: the components that `rebuild` replaces do not come back.
             self._endpoint.move(loaded.config.metrics.address)
             try:
@@ -280,19 +302,23 @@ class Agent:
                 self._endpoint.move(self._config.metrics.address)
                 raise
         except (ConfigError, AddressError) as error:
-            self.metrics.observe_reload(None)
-            problems = [str(each) for each in error.problems] if isinstance(error, ConfigError) else [str(error)]
-            self._rejected = "; ".join(problems)
-            self._log.error("configuration rejected", problems=problems)
-            self.session.emit_node_event(EventReason.CONFIGURATION_REJECTED, self._rejected, action="Reloading")
-        else:
-            self._rejected = ""
-            self.decision_log.log_config_changes(config_file.config_changes(self._components.loaded, loaded))
-            self._components = components
-            self.metrics.observe_reload(components.config)
-            self.observer.reset()
-            self._store.apply(policy_states.restored, instance=self._store.policy_state.instance)
-        self._runtime.notifier.ready()
+            self._reject(error)
+            return
+        self._rejected = ""
+        self.decision_log.log_config_changes(config_file.config_changes(self._components.loaded, loaded))
+        self._components = components
+        self.metrics.observe_reload(components.config)
+        self.observer.reset()
+        self._store.apply(policy_states.restored, instance=self._store.policy_state.instance)
+        if self.acts and not acted:
+            self._store.save_first(now=self._runtime.boottime())
+
+    def _reject(self, error: ConfigError | AddressError) -> None:
+        self.metrics.observe_reload(None)
+        problems = [str(each) for each in error.problems] if isinstance(error, ConfigError) else [str(error)]
+        self._rejected = "; ".join(problems)
+        self._log.error("configuration rejected", problems=problems)
+        self.session.emit_node_event(EventReason.CONFIGURATION_REJECTED, self._rejected, action="Reloading")
 
     def _follow_kubelet(self) -> None:
         """Keep the thresholds above the kubelet's if those have changed. Their grace periods go on; none is due before
@@ -408,6 +434,7 @@ class Agent:
             *self.wakeup_sources.notes,
             *runtime.other_oom_handlers(),
             *runtime.kubelet.latest.notes,
+            *runtime.profiles.notes(self._components.loaded),
             *above_kubelet.notes(self._config.thresholds, snapshot),
             *workers.stuck_notes(),
             *runtime.brakes.take_notes(),
@@ -439,6 +466,7 @@ class Agent:
             *workers.stuck_notes(),
             *condition_conflicts.conflict_notes(session.conflicts()),
             *session.notes(),
+            *runtime.profiles.notes(self._components.loaded),
             *rejected,
             *self._components.missing,
             *page_cache.note(self._components.sampler.host_layout().page_cache_blocked, config=self._config),
@@ -468,6 +496,7 @@ class Agent:
             workers_stuck=[each.kind for each in workers.stuck_workers()],
             worker_failures=workers.failure_counts(),
             workers_failed=workers.failing_workers(),
+            profiles=node_profiles.active(self._components.loaded),
             recorder=sample_recording.counts(self._runtime.sample_recorder),
             walk=WalkCounters(disks.running, *disks.progress, disks.took_s, disks.finished_at) if disks else None,
         )

@@ -14,7 +14,7 @@ from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import ClusterSession, NoCluster, Session
-from nodeagent.config import above_kubelet, kubelet
+from nodeagent.config import above_kubelet, kubelet, load, show
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
@@ -24,6 +24,7 @@ from nodeagent.loop import auto_snapshots, sample_recording, state_store
 from nodeagent.loop.agent import Agent
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.kubelet_watch import KubeletWatch
+from nodeagent.loop.node_profiles import NodeProfiles
 from nodeagent.loop.process_scan import ProcessScan
 from nodeagent.loop.state_store import AgentState, Recalled
 from nodeagent.model import Note, NoteKind
@@ -89,7 +90,7 @@ def build_agent(
     this node; this one is a dry run and stores nothing. `beside_since`: see `state_store.recall`. Raises
     CannotRunError."""
     config = loaded.config
-    if host.recorded and config.mode is Mode.ENFORCE:
+    if host.recorded and load.may_enforce(loaded):
         raise CannotRunError(f"{host.root} is a recorded node; nothing can be enforced there: use --dry-run")
     identity = node_identity.local_name(given=config.node_name)
     wakeups = stack.enter_context(Wakeups((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
@@ -100,6 +101,9 @@ def build_agent(
     else:
         store, recorder, recalled = _open_state(config, host, log, beside_since)
     saved = recalled.state
+    profiles = NodeProfiles(identity.name, saved.node_labels)
+    may_enforce, loaded = load.may_enforce(loaded), profiles.apply(loaded)
+    config = loaded.config
     brake = open_cgroup_brake(host)
     # The jitter of condition transitions is drawn from the node's name, so that no two nodes of a fleet draw the same.
     conditions = saved.policy.conditions._replace(seed=identity.name)
@@ -119,7 +123,8 @@ def build_agent(
     if other:
         notes += (Note(NoteKind.AGENT, f"another agent acts on this node ({other}): dry run until it ends"),)
     with lock.writing() as alone:  # the brakes in the state belong to another agent that acts
-        adopted = _adopt_brakes(host, config, brake, saved, restored=recalled.restored and alone)
+        restored = recalled.restored and alone
+        adopted = _adopt_brakes(host, config, brake, saved, restored=restored, acts=may_enforce)
     samples = None
     if store is not None and not host.recorded:
         facts = sample_recording.HeaderFacts(identity.name, saved.policy.instance, _boot_id(host), loaded)
@@ -142,6 +147,7 @@ def build_agent(
         zombies=scan.zombies,
         count_zombies_soon=scan.count_zombies_soon,
         kubelet=builder.kubelet,
+        profiles=profiles,
         store=store,
         recorder=recorder,
         sample_recorder=samples,
@@ -166,6 +172,8 @@ def build_agent(
         agent.serve()
     except AddressError as error:
         raise CannotRunError(f"metrics.address: {error}") from error
+    if (active := show.active_profiles(loaded)) is not None:
+        log.info("profiles", active=active)
     log.info("started", mode=config.mode, node=identity.name, node_name_from=identity.source, host_root=host.root)
     if (thresholds := builder.kubelet.latest.known) is not None:
         log.info("kubelet thresholds", thresholds=kubelet.describe_thresholds(thresholds))
@@ -198,7 +206,7 @@ class ComponentBuilder:
 
     def build(self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...]) -> Components:
         """The components of the first configuration. Raises CannotRunError."""
-        session = self.session = self._connect_first(loaded.config, owned)
+        session = self.session = self._connect_first(loaded, owned)
         session.start()
         loaded = self._above_kubelet(loaded)
         config = loaded.config
@@ -210,13 +218,13 @@ class ComponentBuilder:
             _missing_programs(config),
         )
 
-    def _connect_first(self, config: Config, owned: tuple[OwnedCondition, ...]) -> Session:
+    def _connect_first(self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...]) -> Session:
         """The session. Credential plugins need a PID; while there is none this waits, because a restart of the agent
         would have none either."""
         while True:
             no_pid = _no_pid()
             try:
-                return _connect(config, self._identity, owned, self._wakeups)
+                return _connect(loaded, self._identity, owned, self._wakeups)
             except CannotRunError as error:
                 if not (no_pid or _no_pid()):
                     raise
@@ -239,7 +247,9 @@ class ComponentBuilder:
         session = before.session
         if _session_inputs(config) != _session_inputs(old):
             try:
-                session = _connect(config, self._identity, before.session.owned(), self._wakeups)
+                session = _connect(
+                    loaded._replace(config=config), self._identity, before.session.owned(), self._wakeups
+                )
             except CannotRunError as error:
                 key = "cluster.kubeconfig" if config.cluster.kubeconfig else "mode"
                 raise ConfigError((Problem(Origin("this machine"), key, str(error)),)) from error
@@ -324,15 +334,17 @@ def _session_inputs(config: Config) -> tuple[object, ...]:
         protection.annotations,
         protection.disruption_budgets,
         protection.replacement_wait_s > 0,
+        bool(config.profiles),
     )
 
 
 def _connect(
-    config: Config, identity: node_identity.Identity, owned: tuple[OwnedCondition, ...], wakeups: Wakeups
+    loaded: LoadedConfig, identity: node_identity.Identity, owned: tuple[OwnedCondition, ...], wakeups: Wakeups
 ) -> Session:
+    config = loaded.config
     found = credentials.find_credentials(config.cluster.kubeconfig)
     if not found.found:
-        if config.mode is Mode.ENFORCE:
+        if load.may_enforce(loaded):
             raise CannotRunError(f"mode enforce needs the API server, but there are no credentials: {found.reason}")
         if config.cluster.kubeconfig:
             raise CannotRunError(f"no credentials for the API server: {found.reason}")
@@ -376,8 +388,11 @@ def open_cgroup_brake(host: Host) -> CgroupBrake:
     return CgroupBrake(unified=None, freezer=freezer, procs_roots=roots)
 
 
-def _adopt_brakes(host: Host, config: Config, brake: CgroupBrake, saved: AgentState, *, restored: bool) -> ActiveBrakes:
-    """The brakes that an earlier process left, to be released."""
+def _adopt_brakes(
+    host: Host, config: Config, brake: CgroupBrake, saved: AgentState, *, restored: bool, acts: bool
+) -> ActiveBrakes:
+    """The brakes that an earlier process left, to be released. `acts`: the configuration enforces, perhaps only once
+    the labels of the node are known."""
     pods: Sequence[PodCgroup] = ()
     if not host.recorded:
         hierarchy = cgroups.detect_hierarchy(host)
@@ -388,7 +403,7 @@ def _adopt_brakes(host: Host, config: Config, brake: CgroupBrake, saved: AgentSt
         brake,
         [(pod.path, pod.uid) for pod in pods],
         saved=saved.brakes if restored else None,
-        acts=config.mode is Mode.ENFORCE,
+        acts=acts,
     )
     return ActiveBrakes(brake, leftover, notes=notes)
 

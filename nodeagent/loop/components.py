@@ -13,6 +13,7 @@ from nodeagent.config.load import LoadedConfig
 from nodeagent.config.schema import Config
 from nodeagent.loop.auto_snapshots import AutoSnapshots
 from nodeagent.loop.kubelet_watch import KubeletWatch
+from nodeagent.loop.node_profiles import NodeProfiles
 from nodeagent.loop.state_store import OomState
 from nodeagent.model import Note, ZombieCount
 from nodeagent.records.flight_recorder import FlightRecorder
@@ -62,6 +63,7 @@ class Runtime(NamedTuple):
     count_zombies_soon: Callable[[], None]
     """PIDs are short: have them counted."""
     kubelet: KubeletWatch
+    profiles: NodeProfiles
     store: StateFile | None
     """None for an agent that stores nothing."""
     recorder: FlightRecorder | None

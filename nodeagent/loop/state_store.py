@@ -22,6 +22,7 @@ from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import Brake
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.config.schema import Config
+from nodeagent.loop.node_profiles import SavedLabels
 from nodeagent.model import NodeSnapshot, Note, OomTotals, Plan
 from nodeagent.policy import engine
 from nodeagent.policy import state as policy_states
@@ -68,6 +69,8 @@ class AgentState(NamedTuple):
     """CLOCK_BOOTTIME."""
     oom: OomState | None = None
     """None: OOM kills are not counted."""
+    node_labels: SavedLabels | None = None
+    """None: not known."""
 
 
 class Recalled(NamedTuple):
@@ -114,13 +117,14 @@ class StateStore:
         owned: Callable[[], tuple[OwnedCondition, ...]],
         status_notes: Callable[[], tuple[Note, ...]],
         oom: Callable[[], OomState | None] = lambda: None,
+        node_labels: Callable[[], SavedLabels | None] = lambda: None,
         metrics: Metrics,
         log: "FilteringBoundLogger",
     ) -> None:
         """`store` is None for an agent that stores nothing; `restorable_until` is that of `recall`. Nothing is written
-        while another agent has the `lock`, and by a dry run if another has written since. `brakes`, `owned`
-        and `oom` are read at each save; `status_notes`, what `check` reports of the running agent, at each
-        save that is not urgent."""
+        while another agent has the `lock`, and by a dry run if another has written since. `brakes`, `owned`,
+        `oom` and `node_labels` are read at each save; `status_notes`, what `check` reports of the running agent, at
+        each save that is not urgent."""
         self._policy_state = policy
         self._state_before = policy
         self._store = store
@@ -128,6 +132,7 @@ class StateStore:
         self._owned = owned
         self._status_notes = status_notes
         self._oom = oom
+        self._node_labels = node_labels
         self._metrics = metrics
         self._log = log
         self._saved_at = float("-inf")
@@ -177,7 +182,10 @@ class StateStore:
             with self._metrics.timed(SyncStage.SAVE), self._writing(store) as allowed:
                 if not allowed:
                     return False
-                store.save(AgentState(self._policy_state, self._owned(), self._brakes.active, now, self._oom()))
+                state = AgentState(
+                    self._policy_state, self._owned(), self._brakes.active, now, self._oom(), self._node_labels()
+                )
+                store.save(state)
                 self._restorable_until = now + TRUSTED_S
                 if with_status:
                     self._status_at = now

@@ -42,6 +42,7 @@ class NoteKind(enum.StrEnum):
     PID_PRESSURE = "PIDPressure", "The kubelet also writes this condition."
     POD = "pod", "One pod cannot be read, or only in part."
     PODS = "pods", "The pods of the node cannot be listed or named."
+    PROFILES = "profiles", "The profiles of the configuration that apply to this node."
     PSI = "psi", "Pressure stall information is missing."
     RECLAIM = "reclaim", "The result of a reclaim action, or a program that is missing."
     RECORDER = "recorder", "Samples are not stored on disk."

@@ -228,6 +228,10 @@ class DecisionLog:
         old = "not known" if before is None else kubelet.describe_thresholds(before)
         self._log.warning("kubelet thresholds changed", before=old, after=kubelet.describe_thresholds(after))
 
+    def log_profiles(self, before: str | None, after: str | None) -> None:
+        """Log that other profiles apply, because the labels of the node have changed or were read first."""
+        self._log.warning("profiles changed", before=before, after=after)
+
     def _condition(self, condition: ConditionVerdict) -> None:
         if self._changed(f"condition {condition.type}", (condition.status, condition.reason)):
             line = self._log.warning if condition.status is ConditionStatus.TRUE else self._log.info

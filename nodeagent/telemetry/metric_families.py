@@ -310,6 +310,12 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "nodeagent_config_reloads", exposition.COUNTER, "Reloads of the configuration: applied or invalid.", ("result",)
     ),
     Family(
+        "nodeagent_profile_active",
+        exposition.GAUGE,
+        "1: the profile of the configuration applies to this node.",
+        ("profile",),
+    ),
+    Family(
         "nodeagent_config_last_reload_successful",
         exposition.GAUGE,
         "0: the file on disk is invalid, an older configuration is in force.",

@@ -147,6 +147,8 @@ class RuntimeCounters(NamedTuple):
     """None: no disk was near a threshold yet."""
     recorder: RecorderCounts | None = None
     """None: samples are not recorded."""
+    profiles: Mapping[str, bool] = {}
+    """The profiles of the configuration, and whether each applies to this node."""
 
 
 class Liveness(NamedTuple):
@@ -338,6 +340,8 @@ class Metrics:
         yield _Sample("nodeagent_sync_age_seconds", (), max(0.0, now - self._synced_at))
         if self._reloaded is not None:
             yield _Sample("nodeagent_config_last_reload_successful", (), int(self._reloaded))
+        for name, applies in counters.profiles.items():
+            yield _Sample("nodeagent_profile_active", (name,), int(applies))
         yield _Sample("nodeagent_log_lines_dropped", (), counters.log_lines_dropped)
         yield _Sample("nodeagent_brakes_active", (), counters.brakes_active)
         if counters.recorder is not None:

@@ -207,6 +207,10 @@ LARGE = {
         for number in range(12)
     ),
     "a map many times": _bomb(),
+    "many profiles": f"protection:\n  labels: {_flow(f'k{number}' for number in range(20_000))}\nprofiles:\n"
+    + "".join(f"- {{name: p{number}, nodeSelector: {{pool: p{number}}}}}\n" for number in range(32)),
+    "profiles that all match together": "profiles:\n"
+    + "".join(f"- {{name: p{number}, nodeSelector: {{l{number}: x}}}}\n" for number in range(5_000)),
     "a deep map": "a: " + "{a: " * 5000 + "\n",
 }
 

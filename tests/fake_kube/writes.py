@@ -138,10 +138,15 @@ def patch_node(api: "ApiServer", name: str, patch: Json, subresource: str, reque
     before = messages.copy_of(stored)
     change_node(stored, patch, subresource)
     set_managers(stored, before, request, Target("", "v1", "", "nodes", name, subresource))
-    before.pop("metadata")
-    if before != {k: v for k, v in stored.items() if k != "metadata"}:
+    if _content(before) != _content(stored):
         api.store.record("nodes", stored, "MODIFIED")
     return stored
+
+
+def _content(entry: Json) -> Json:
+    """Without what a server itself writes."""
+    metadata = {name: entry["metadata"].get(name) or {} for name in ("labels", "annotations")}
+    return {**entry, "metadata": metadata}
 
 
 def replace(api: "ApiServer", request: Request, target: Target) -> Answer:

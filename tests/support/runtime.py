@@ -7,6 +7,7 @@ from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.loop.components import Runtime
 from nodeagent.loop.kubelet_watch import KubeletWatch
+from nodeagent.loop.node_profiles import NodeProfiles
 from nodeagent.runtime.sd_notify import NullNotifier
 from nodeagent.sampling.events.fork_meter import NoForks
 from nodeagent.sampling.events.wakeup_sources import WakeupSources
@@ -27,6 +28,7 @@ def bare_runtime(host: Host, *, file: ConfigFile, brakes: ActiveBrakes, log: Any
         zombies=lambda: None,
         count_zombies_soon=lambda: None,
         kubelet=KubeletWatch(host, configz=str),
+        profiles=NodeProfiles("n", None),
         store=None,
         recorder=None,
         oom_sources=oom_sources.open_sources(host),

@@ -54,7 +54,7 @@ def test_a_problem_in_a_manifest_has_the_key_and_the_line_of_the_manifest(
     [problem] = found.problems
     assert problem.key == f"ConfigMap a, data.config.yaml: {wrong.key}"
     assert problem.message == alone.message or "line" in alone.message
-    assert problem.origin[1:] == (alone.origin.line + 9, alone.origin.column + len(margin))
+    assert problem.origin[1:3] == (alone.origin.line + 9, alone.origin.column + len(margin))
 
 
 def test_a_problem_of_a_configuration_in_quotes_has_its_own_line(tmp_path: Path) -> None:
@@ -137,6 +137,7 @@ SHIPPED = {
     "examples/kubernetes-1.35.yaml": "2 Kubernetes objects (ClusterRole, ClusterRoleBinding), without a configuration "
     "of nodeagent",
     "examples/nodeagent.yaml": "valid",
+    "examples/pools.yaml": "valid",
     "examples/replacements.yaml": "2 Kubernetes objects (ClusterRole, ClusterRoleBinding), without a configuration of "
     "nodeagent",
     "systemd/config.yaml": "valid",

@@ -201,6 +201,16 @@ def test_a_dry_run_warns_and_goes_on(file: Path, prepare: Callable[[Path], Path]
 
 
 @as_root
+def test_a_profile_that_enforces_in_an_open_file_is_rejected(file: Path) -> None:
+    profile = "profiles: [{name: a, nodeSelector: {a: b}, mode: %s}]\n"
+    file.write_text(HEADER + profile % "dry-run")
+    file.chmod(0o666)
+    assert ConfigFile(str(file), overrides=()).load().warnings
+    file.write_text(HEADER + profile % "enforce")
+    with pytest.raises(ConfigError):
+        ConfigFile(str(file), overrides=()).load()
+
+
 def test_a_dry_run_with_a_kubeconfig_in_an_open_file_is_rejected(file: Path) -> None:
     """A kubeconfig may have an `exec` plugin, which is run whatever the mode is."""
     file.write_text(f"{HEADER}cluster: {{kubeconfig: /etc/kubernetes/admin.conf}}\n")
