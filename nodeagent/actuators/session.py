@@ -7,6 +7,7 @@ Promises:
 3. The taint is requested in the sync of the crossing. The hard tier does not wait for it: its eviction is handed over
    first. The soft tier waits until the taint is present on the Node, at most `TAINT_WAIT_S`, until the
    PodDisruptionBudgets are listed, and, if the fleet has eviction slots, until this node has one (`soft_tier_block`).
+   It evicts nothing while the Node is under maintenance.
 4. No call waits for an Event.
 5. `NoCluster` is the session without credentials, so that the loop needs no `if`.
 """
@@ -23,7 +24,7 @@ from nodeagent.actuators.event_writer import EventReason, KubernetesEvent
 from nodeagent.actuators.pod_events import RankedVictim
 from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import ClusterIdentity, Config, Mode
-from nodeagent.kube import identity_probe, kubelet_configz, node_identity, pod_decoder
+from nodeagent.kube import identity_probe, kubelet_configz, node_identity, node_maintenance, pod_decoder
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.node_identity import Identity, IdentityError
@@ -224,7 +225,7 @@ class ClusterSession:
         self._pdbs_wanted_for: tuple[Pod, ...] = ()
         self._writers: ApiWriters | None = None
         self._node: NodeWatch | None = None
-        """The own Node: with writers theirs; in a dry run only for profiles."""
+        """The own Node: with writers theirs; in a dry run for profiles and maintenance."""
         self._statuses: dict[ConditionType, ConditionStatus] = {}
         """Of the last `publish`."""
         self._taint_wanted_since: dict[ConditionType, float] = {}
@@ -272,6 +273,8 @@ class ClusterSession:
 
     def soft_tier_block(self) -> Refusal | None:
         """What the soft tier waits for now; None: nothing. The hard tier never waits."""
+        if maintenance := self._maintenance():
+            return Refusal(RefusalCode.NODE_MAINTENANCE, f"the node is under maintenance: {maintenance}")
         waits = (
             (RefusalCode.WAITS_FOR_TAINT, self._taint_wait),
             (RefusalCode.WAITS_FOR_PDBS, self._pdbs_wait),
@@ -464,7 +467,16 @@ class ClusterSession:
         self._transport.close()
         return failed
 
-    # --- what the soft tier waits for -------------------------------------------------------------------------------
+    # --- what blocks the soft tier -------------------------------------------------------------------------------
+
+    def _maintenance(self) -> str:
+        """Why the node is under maintenance; empty if it is not, or if that is not known: before the Node was read, and
+        if its last version is too old."""
+        node = self._node if self._config.protection.node_maintenance else None
+        view, synced_at = (node.view(), node.synced_at) if node is not None else (None, None)
+        if view is None or synced_at is None or self._clock() - synced_at > self._config.cluster.pods_max_age_s:
+            return ""
+        return node_maintenance.reason(view)
 
     def _pdbs_wait(self) -> str:
         namespace = self._pdbs.unlisted_namespace() if self._pdbs is not None else ""
@@ -547,7 +559,7 @@ class ClusterSession:
                 transport, config, confirmed, node=node, owned=self._owned, wake=self._wake
             )
             self._node = node
-        elif config.profiles and self._node is None:
+        elif self._node is None and (config.profiles or config.protection.node_maintenance):
             node.start()
             self._node = node
         if config.protection.disruption_budgets:

@@ -205,6 +205,9 @@ class ProtectionConfig(NamedTuple):
     off. Needs the rights of examples/replacements.yaml."""
     unknown_pods: bool = True
     """Protect pods that the API server does not list."""
+    node_maintenance: bool = True
+    """Soft tier: evict no pod while the Node object says that the node is cordoned, drained, shutting down or being
+    replaced, because its pods leave anyway. The hard tier evicts them."""
     system_partition: bool = True
     """Protect pods in the kubelet's system partition (`systemPartition`, KEP-5894): their cgroups are below
     `kubepods/system`."""

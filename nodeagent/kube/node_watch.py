@@ -40,6 +40,8 @@ class NodeView(NamedTuple):
     """Label topology.kubernetes.io/zone; empty without the label."""
     addresses: tuple[str, ...]
     labels: Mapping[str, str] = {}
+    unschedulable: bool = False
+    """Cordoned."""
 
 
 class NodeWatch:
@@ -177,6 +179,7 @@ def decode_node(item: msgspec.Raw | bytes) -> NodeView:
         zone=(raw.metadata.labels or {}).get(ZONE_LABEL, ""),
         addresses=tuple(a.address for a in raw.status.addresses or ()),
         labels=raw.metadata.labels or {},
+        unschedulable=bool(raw.spec.unschedulable),
     )
 
 

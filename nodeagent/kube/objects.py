@@ -207,6 +207,7 @@ class Taint(Struct, rename="camel", omit_defaults=True):
 
 class NodeSpec(Struct):
     taints: list[Taint] | None = None
+    unschedulable: bool | None = None
 
 
 class Address(Struct):

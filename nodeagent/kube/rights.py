@@ -123,7 +123,7 @@ def _enforce(config: Config) -> bool:
 
 
 def _reads_node(config: Config) -> bool:
-    return _enforce(config) or bool(config.profiles)
+    return _enforce(config) or bool(config.profiles) or config.protection.node_maintenance
 
 
 def _publishes(config: Config) -> bool:
@@ -161,7 +161,10 @@ def _finds_node_by_address(config: Config) -> bool:
 _NODE: Final = RequestIdentity.NODE
 _ACCOUNT: Final = RequestIdentity.SERVICE_ACCOUNT
 _PODS = ("the pods of this node", "no pod is evicted: the agent does not know the pods of the node")
-_OWN_NODE = ("this node's own object", "no conditions, taints, eviction slots or profiles: the Node is not read")
+_OWN_NODE = (
+    "this node's own object",
+    "no conditions, taints, eviction slots or profiles, and no pause for maintenance: the Node is not read",
+)
 _PDBS = ("PodDisruptionBudgets (protection.disruptionBudgets)", "the soft tier requests evictions that a PDB refuses")
 _VOLUMES = (
     "local volumes (protection.nodeBound)",

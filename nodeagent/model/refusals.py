@@ -355,6 +355,15 @@ class RefusalCode(enum.StrEnum):
             wants_slot=True,
         ),
     )
+    NODE_MAINTENANCE = (
+        "node-maintenance",
+        _decision(
+            "Soft tier: the node is cordoned, drained, shutting down or being replaced; the message says which.",
+            "Nothing, if that is intended. Else uncordon the node, or remove the condition or the taint.",
+            config_key="protection.nodeMaintenance",
+            tiers=SOFT_TIER,
+        ),
+    )
     WAITS_FOR_TAINT = (
         "waits-for-taint",
         _decision(

@@ -46,7 +46,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.runtime import workers
+from nodeagent.runtime import clock, workers
 from tests.fake_kube import ApiServer, Request, pod
 
 MEMORY = ConditionType.MEMORY_PRESSURE
@@ -162,6 +162,48 @@ def plan(*victims: Victim, refused: tuple[Refusal, ...] = ()) -> Plan:
 
 def events(api: ApiServer) -> dict[str, Any]:
     return {request.body["reason"]: request.body for request in api.sent("POST", "/events")}
+
+
+# --- maintenance ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_soft_tier_pauses_while_the_node_is_cordoned(
+    api: ApiServer, session: Callable[..., ClusterSession], mode: Mode
+) -> None:
+    agent = session(ENFORCE._replace(mode=mode))
+    eventually(lambda: agent.node_labels() is not None)
+    assert agent.soft_tier_block() is None
+    api.patch_node({"spec": {"unschedulable": True}})
+    eventually(agent.soft_tier_block)
+    block = agent.soft_tier_block()
+    assert block is not None
+    assert (block.code, block.message) == (
+        RefusalCode.NODE_MAINTENANCE,
+        "the node is under maintenance: it is cordoned",
+    )
+    api.patch_node({"spec": {"unschedulable": None}})
+    eventually(lambda: agent.soft_tier_block() is None)
+
+
+def test_a_node_that_is_not_current_pauses_nothing(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    api.patch_node({"spec": {"unschedulable": True}})
+    ahead = [0.0]
+    agent = session(clock=lambda: clock.boottime() + ahead[0])
+    eventually(lambda: waits_for(agent) is RefusalCode.NODE_MAINTENANCE)
+    ahead[0] = ENFORCE.cluster.pods_max_age_s + 60.0
+    assert agent.soft_tier_block() is None
+
+
+def test_the_pause_for_maintenance_can_be_switched_off(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    api.patch_node({"spec": {"unschedulable": True}})
+    off = ENFORCE._replace(protection=ENFORCE.protection._replace(node_maintenance=False))
+    agent = session(off)
+    eventually(lambda: agent.node_labels() is not None)
+    assert agent.soft_tier_block() is None
+    dry_run = session(off._replace(mode=Mode.DRY_RUN))
+    watched = sum(watch.name == "node" for watch in dry_run.counts().watches)
+    assert watched == 0, "nothing needs the Node"
 
 
 # --- taints ----------------------------------------------------------------------------------------------------------
