@@ -17,6 +17,7 @@ kind: NodeAgentConfiguration
 mode: {mode}
 logging: {{format: json}}
 stateDir: {state}
+sampling: {{cgroupRoot: /no-such-cgroup}} # no lock in common with another agent on this machine
 profiles:
   - name: gpu
     nodeSelector: {{pool: gpu}}
@@ -91,7 +92,8 @@ def test_an_agent_enforces_once_it_knows_that_its_profile_wants_that(api: ApiSer
 def test_a_pool_that_is_a_dry_run_writes_nothing_also_before_its_labels_are_known(api: ApiServer, start: Start) -> None:
     label(api, pool="gpu")
     agent = start("enforce", "dry-run")
-    until(lambda: changes(agent) == [(NOTHING, "gpu")], "the labels")
+    assert api.wait_for(lambda: changes(agent), 60), agent.events()
+    assert changes(agent) == [(NOTHING, "gpu")]
     until(lambda: [line for line in agent.logged("note") if line.get("message") == "gpu"], "the note")
     assert agent.stop() == 0
     assert writes(api) == []
