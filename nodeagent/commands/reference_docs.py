@@ -82,6 +82,13 @@ _ALERTS: Final = """
 [monitoring/](../monitoring/alerts.yaml) has alerts (plain rules and a PrometheusRule), a PodMonitor, a scrape
 configuration and two Grafana dashboards: one node, and the fleet. [runbooks.md](runbooks.md) has a section for each
 alert.
+
+The queries of both dashboards while a pod is evicted, from a Prometheus that scrapes a real agent, drawn by nodeagent's
+own charts and not by Grafana. Panels with `increase` show 0 for the first event of a series that was not there before.
+
+![The queries of the node dashboard](images/dashboard-node.png)
+
+![The queries of the fleet dashboard](images/dashboard-fleet.png)
 """
 
 _REASONS: Final = f"""# Reasons

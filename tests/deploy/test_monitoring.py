@@ -180,3 +180,12 @@ def test_the_pod_monitor_selects_the_agents_of_the_manifest() -> None:
     ports = [port["name"] for each in template["spec"]["containers"] for port in each.get("ports", [])]
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in ports
     assert monitor["spec"]["podMetricsEndpoints"][0]["relabelings"][0]["targetLabel"] == "node"
+
+
+@pytest.mark.parametrize("name", ["dashboard-node", "dashboard-fleet"])
+def test_each_dashboard_has_a_small_picture_with_a_palette(name: str) -> None:
+    """`python -m tests.browser.dashboard_screenshots`. The byte after the size and the depth is the kind of colours."""
+    picture = (REPOSITORY / "docs" / "images" / f"{name}.png").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert picture[24:26] == bytes([8, 3])
+    assert len(picture) < 200_000
