@@ -1,5 +1,5 @@
-"""Runs the configured reclaim actions, which precede evictions: commands, and the removal of old logs. The jobs of
-hooks (`eviction_hook_jobs`) run in a runner of their own.
+"""Runs the configured reclaim actions, which precede evictions: commands, and the removal of unused images and old
+logs. The jobs of hooks (`eviction_hook_jobs`) run in a runner of their own.
 
 Promises:
 
@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from nodeagent.actuators import pod_logs
+from nodeagent.actuators import pod_logs, unused_images
 from nodeagent.config import write_access
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
 from nodeagent.config.write_access import WriteAccess
+from nodeagent.cri.grpc_client import GrpcError
 from nodeagent.model import SIGNAL_TABLE, Note, NoteKind, ReclaimOrder, ReclaimOutcome, ReclaimResult
 from nodeagent.runtime import workers
 
@@ -142,14 +143,17 @@ def build_job(
     order: ReclaimOrder,
     *,
     pod_logs_dir: Callable[[], str],
+    cri_socket: Callable[[], str],
     ended: Callable[[str], bool],
     stop: Callable[[], bool] = lambda: False,
 ) -> ReclaimJob:
-    """The job of this order for this action. `pod_logs_dir` returns the directory of pod logs on this machine. `ended`
-    returns True for the name of a pod directory if the pod has no container any more. `stop` returns True if a command
-    must end early."""
+    """The job of this order for this action. `pod_logs_dir` returns the directory of pod logs on this machine,
+    `cri_socket` the configured socket of the container runtime there or "". `ended` returns True for the name of a pod
+    directory if the pod has no container any more. `stop` returns True if a job must end early."""
     if action.kind is ReclaimKind.CONTAINER_LOGS:
         return lambda until: _remove_logs(pod_logs_dir(), ended=ended, until=until)
+    if uses_socket(action, cri_socket()):
+        return lambda until: _remove_images(cri_socket(), until=until, stop=stop)
     facts = SIGNAL_TABLE[order.signal]
     environ = {
         "NODEAGENT_RESOURCE": facts.resource,
@@ -169,10 +173,28 @@ def _remove_logs(directory: str, *, ended: Callable[[str], bool], until: float) 
     return JobResult(result, f"removed {removed.files} files, {removed.bytes} bytes")
 
 
-def missing_programs(actions: Iterable[ReclaimAction]) -> tuple[Note, ...]:
+def uses_socket(action: ReclaimAction, cri_socket: str) -> bool:
+    """Whether the action removes images through the container runtime's socket instead of by a command."""
+    return action.kind is ReclaimKind.IMAGES and not action.command and bool(cri_socket)
+
+
+def _remove_images(socket: str, *, until: float, stop: Callable[[], bool]) -> JobResult:
+    try:
+        removed = unused_images.remove_unused_images(socket, until=until, stop=stop)
+    except GrpcError as error:
+        return JobResult(ReclaimResult.FAILED, f"{socket}: {error}")
+    result = ReclaimResult.TIMED_OUT if removed.left else ReclaimResult.DONE
+    return JobResult(result, f"removed {removed.images} images, {removed.bytes} bytes as the runtime counts them")
+
+
+def missing_programs(actions: Iterable[ReclaimAction], *, cri_socket: str) -> tuple[Note, ...]:
     """Notes about actions whose program is missing on this machine, or can be changed by other users, before it is
     needed. Reads the file system."""
-    programs = ((action.name, (action.command or _BUILT_IN.get(action.kind, ("",)))[0]) for action in actions)
+    programs = (
+        (action.name, (action.command or _BUILT_IN.get(action.kind, ("",)))[0])
+        for action in actions
+        if not uses_socket(action, cri_socket)
+    )
     notes = [program_note(NoteKind.RECLAIM, name, program) for name, program in programs if program]
     return tuple([note for note in notes if note is not None])
 

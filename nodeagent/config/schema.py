@@ -261,8 +261,9 @@ class ReclaimAction(NamedTuple):
     name: Annotated[str, bounds.ACTION_NAME]
     """The name of the action in the log and in records."""
     kind: ReclaimKind = ReclaimKind.COMMAND
-    """`command` runs `command`. `images` runs `crictl rmi --prune` and `journal` runs `journalctl --vacuum-size=200M`,
-    unless `command` is set. `containerLogs` removes the logs of ended containers."""
+    """`command` runs `command`. `images` removes unused images through `sampling.criSocket`, or without that runs
+    `crictl rmi --prune`; `journal` runs `journalctl --vacuum-size=200M`; both run `command` instead if it is set.
+    `containerLogs` removes the logs of ended containers."""
     command: Annotated[tuple[str, ...], Mark.MAY_REPEAT, bounds.ARGUMENT] = ()
     """The program and its arguments, without a shell. Its environment has NODEAGENT_RESOURCE, NODEAGENT_SIGNAL,
     NODEAGENT_DEFICIT and NODEAGENT_AVAILABLE."""
@@ -420,8 +421,8 @@ class SamplingConfig(NamedTuple):
     image_dir: Annotated[str, bounds.DIRECTORY_OR_NONE] = ""
     """The image store of the container runtime. Its file system is imagefs. Empty: detected (containerd, CRI-O)."""
     cri_socket: Annotated[str, bounds.FILE_OR_NONE] = ""
-    """Socket of the container runtime (CRI v1) on the host, for `check --image-store`. Empty: the usual ones of
-    containerd, k3s and CRI-O."""
+    """Socket of the container runtime (CRI v1) on the host. `check --image-store` reads it; empty: the usual ones of
+    containerd, k3s and CRI-O. If set, a reclaim action of the kind `images` removes unused images through it."""
     pod_logs_dir: Annotated[str, bounds.DIRECTORY] = "/var/log/pods"
     """The kubelet's directory of pod logs."""
     stale_after_s: Annotated[float, bounds.POSITIVE_DURATION] = 30.0

@@ -301,7 +301,7 @@ class ComponentBuilder:
 
 
 def _missing_programs(config: Config) -> tuple[Note, ...]:
-    missing = reclaim_runner.missing_programs(config.reclaim.actions)
+    missing = reclaim_runner.missing_programs(config.reclaim.actions, cri_socket=config.sampling.cri_socket)
     return (*missing, *eviction_hook_jobs.notes(config.hooks.before_eviction))
 
 

@@ -270,6 +270,7 @@ class Executor:
             action,
             order,
             pod_logs_dir=lambda: runner.local_path(config.sampling.pod_logs_dir),
+            cri_socket=lambda: config.sampling.cri_socket and runner.local_path(config.sampling.cri_socket),
             # Without any pod cgroup the reading has failed, and no pod counts as ended.
             ended=lambda name: bool(pod_cgroups) and name.rpartition("_")[2] not in pod_cgroups,
             stop=runner.closing,

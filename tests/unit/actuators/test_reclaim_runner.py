@@ -36,7 +36,7 @@ def no_logs() -> str:
 
 
 def job(action: ReclaimAction) -> ReclaimJob:
-    return build_job(action, ORDER, pod_logs_dir=no_logs, ended=lambda _: False)
+    return build_job(action, ORDER, pod_logs_dir=no_logs, cri_socket=lambda: "", ended=lambda _: False)
 
 
 def test_a_command_gets_resource_signal_deficit_and_available() -> None:
@@ -62,7 +62,7 @@ def test_a_missing_program_is_reported_before_it_is_needed(tmp_path: Path) -> No
         ReclaimAction("plain", command=(str(plain),)),
         ReclaimAction("folder", command=(str(tmp_path),)),
     ]
-    notes = missing_programs(actions)
+    notes = missing_programs(actions, cri_socket="")
     assert [note.message.split()[0] for note in notes] == ["gone", "plain", "folder"]
     assert notes[0] == Note(NoteKind.RECLAIM, "gone will fail: no program no-such-program where the agent runs")
 

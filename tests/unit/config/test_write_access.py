@@ -235,9 +235,9 @@ def test_an_open_program_of_an_action_is_reported_before_it_is_needed(tmp_path: 
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     action = ReclaimAction("tidy", command=(str(program),))
-    assert reclaim_runner.missing_programs((action,)) == ()
+    assert reclaim_runner.missing_programs((action,), cri_socket="") == ()
     program.chmod(0o777)
-    (note,) = reclaim_runner.missing_programs((action,))
+    (note,) = reclaim_runner.missing_programs((action,), cri_socket="")
     assert note.message == (
         f"tidy runs {program} as this agent's user, and {program} is writable for all users (mode 0777): "
         f"run `chmod go-w {program}`"

@@ -1,0 +1,122 @@
+"""Unused images are removed through the runtime's socket, and no other."""
+
+import threading
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nodeagent.actuators import reclaim_runner, unused_images
+from nodeagent.actuators.unused_images import RemovedImages
+from nodeagent.config.schema import ReclaimAction, ReclaimKind
+from nodeagent.cri.grpc_client import GrpcError
+from nodeagent.cri.protobuf import encode, messages, text
+from nodeagent.model import ReclaimOrder, ReclaimResult, Signal, Tier
+from tests.support.cri_server import Answer, CriServer, Failure, serving
+
+IMAGES, RUNTIME = "/runtime.v1.ImageService", "/runtime.v1.RuntimeService"
+SOON: Final = 0.2
+
+
+class Runtime:
+    """A container runtime whose lists follow its removals."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.images = {"sha256:pause": ("registry.k8s.io/pause:3.9", 1), "sha256:used": ("shop/web:1", 50)}
+        self.images |= {"sha256:old": ("shop/web:0", 40), "sha256:tool": ("tools/dump:2", 70)}
+        self.used = ["sha256:used"]
+        self.refuses = False
+
+    def serving(self) -> AbstractContextManager[CriServer]:
+        answers: dict[str, Answer] = {
+            f"{IMAGES}/ListImages": lambda _: b"".join(
+                encode(1, encode(1, id_) + encode(2, name) + encode(4, size))
+                for id_, (name, size) in self.images.items()
+            ),
+            f"{IMAGES}/RemoveImage": self.remove,
+            f"{RUNTIME}/ListPodSandbox": lambda _: b"",
+            f"{RUNTIME}/ListContainers": lambda _: b"".join(
+                encode(1, encode(1, f"c-{id_}") + encode(5, id_) + encode(6, 2)) for id_ in self.used
+            ),
+            f"{RUNTIME}/Status": lambda _: b"",
+        }
+        return serving(self.path, answers)
+
+    def remove(self, request: bytes) -> "bytes | Failure":
+        if self.refuses:
+            return Failure(9, "image is in use by a lease")
+        [spec] = messages(request, 1)
+        del self.images[text(spec, 1)]
+        return b""
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Runtime:
+    return Runtime(tmp_path / "cri.sock")
+
+
+def remove(runtime: Runtime, *, within_s: float = 20.0, starting_s: float = SOON) -> RemovedImages:
+    return unused_images.remove_unused_images(
+        str(runtime.path), until=time.monotonic() + within_s, starting_s=starting_s
+    )
+
+
+def test_unused_images_go_and_those_in_use_and_of_sandboxes_stay(runtime: Runtime) -> None:
+    with runtime.serving():
+        assert remove(runtime) == RemovedImages(2, 110, 0)
+    assert set(runtime.images) == {"sha256:pause", "sha256:used"}
+
+
+def test_an_image_of_a_pod_that_is_just_starting_stays(runtime: Runtime) -> None:
+    with runtime.serving():
+        timer = threading.Timer(SOON, lambda: runtime.used.append("sha256:tool"))
+        timer.start()
+        assert remove(runtime, starting_s=1.0) == RemovedImages(1, 40, 0)
+        timer.join()
+    assert set(runtime.images) == {"sha256:pause", "sha256:used", "sha256:tool"}
+
+
+def test_an_image_that_was_pulled_meanwhile_stays(runtime: Runtime) -> None:
+    with runtime.serving():
+        timer = threading.Timer(SOON, lambda: runtime.images.update({"sha256:new": ("shop/new:1", 500)}))
+        timer.start()
+        assert remove(runtime, starting_s=1.0) == RemovedImages(2, 110, 0)
+        timer.join()
+    assert "sha256:new" in runtime.images
+
+
+def test_nothing_is_removed_after_the_deadline(runtime: Runtime) -> None:
+    with runtime.serving():
+        assert remove(runtime, within_s=SOON, starting_s=5.0) == RemovedImages(0, 0, 2)
+    assert len(runtime.images) == 4
+
+
+def test_a_refusal_of_the_runtime_ends_the_action(runtime: Runtime) -> None:
+    runtime.refuses = True
+    with runtime.serving(), pytest.raises(GrpcError, match="in use by a lease"):
+        remove(runtime)
+    assert len(runtime.images) == 4
+
+
+def test_a_runtime_that_does_not_answer_is_the_result_of_the_action(tmp_path: Path) -> None:
+    action = ReclaimAction("images", ReclaimKind.IMAGES)
+    order = ReclaimOrder("images", Signal.IMAGEFS, Tier.SOFT, 1, 2, 3.0)
+    gone = str(tmp_path / "gone.sock")
+    job = reclaim_runner.build_job(
+        action, order, pod_logs_dir=lambda: "", cri_socket=lambda: gone, ended=lambda _: False
+    )
+    result = job(time.monotonic() + 5.0)
+    assert result.result is ReclaimResult.FAILED
+    assert result.message.startswith(f"{gone}: ")
+
+
+def test_only_an_action_for_images_without_a_command_uses_the_socket() -> None:
+    images = ReclaimAction("images", ReclaimKind.IMAGES)
+    assert reclaim_runner.uses_socket(images, "/run/cri.sock")
+    assert not reclaim_runner.uses_socket(images, "")
+    assert not reclaim_runner.uses_socket(images._replace(command=("true",)), "/run/cri.sock")
+    assert not reclaim_runner.uses_socket(ReclaimAction("journal", ReclaimKind.JOURNAL), "/run/cri.sock")
+    assert reclaim_runner.missing_programs((images,), cri_socket="/run/cri.sock") == ()
