@@ -58,7 +58,7 @@ def _grows(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("parse", "what"),
     [(_fails_on_a_number, "crash"), (_hangs, "hang"), (_grows, "memory")],
-    ids=str,
+    ids=["crash", "hang", "memory"],
 )
 def test_a_search_finds_what_breaks_the_property(parse: object, what: str) -> None:
     target = Target("none", parse, seeds=(b"a=1\n",))  # type: ignore[arg-type]
