@@ -48,7 +48,7 @@ def _configuration(data: bytes) -> None:
         show.explain_problems(error)
         raise
     again = load.loads(show.show(loaded), name="shown")
-    assert again.config == show.without_secrets(loaded).config
+    assert again.config == show.without_secrets(loaded).config._replace(profiles=()), "profiles are in the values"
     show.explain_warnings(loaded)
     assert config_file.config_changes(loaded, loaded) == ()
 
