@@ -153,10 +153,7 @@ def _next_s(own: OwnLimit, config: Config) -> float:
     trend counts, a pod that grows is read as often as the history takes readings."""
     counts_from = round(config.own_limit.trend_above * own.limit)
     left = own.headroom - (own.limit - counts_from)
-    rate = 0.0
-    if len(own.history) > 1:
-        (before_at, before), (last_at, last) = own.history[-2:]
-        rate = (before - last) / (last_at - before_at)
+    rate = -(trend.latest_rate(own.history) or 0.0)
     if left > 0:
         soon_s = max(STEADY_S, SAFETY * left / FASTEST)
         return min(soon_s, max(SHORTEST_S, SAFETY * left / rate)) if rate > 0 else soon_s

@@ -25,7 +25,7 @@ MIN_CONFIDENCE: Final = 0.7
 """The line must explain this share of the spread of the readings: 0.9 to 1 on ramps, 0.2 to 0.6 on a heap that a
 garbage collector empties within the readings."""
 STILL_GROWS: Final = 0.25
-"""The last step must be at least this share of the trend: a growth that has stopped reaches nothing."""
+"""The latest growth must be at least this share of the trend: a growth that has stopped reaches nothing."""
 
 
 class NearLimit(NamedTuple):
@@ -122,9 +122,8 @@ def _growth(own: OwnLimit) -> _Growth | None:
     found = trend.estimate(own.history)
     if found is None or found.confidence < MIN_CONFIDENCE or not found.rate_per_s < 0:
         return None
-    (before_at, before), (last_at, last) = own.history[-2:]
-    rate = -found.rate_per_s
-    if (before - last) / (last_at - before_at) < STILL_GROWS * rate:
+    rate, latest = -found.rate_per_s, trend.latest_rate(own.history)
+    if latest is None or -latest < STILL_GROWS * rate:
         return None
     return _Growth(rate, max(0.0, own.headroom / rate))
 

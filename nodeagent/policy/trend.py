@@ -69,6 +69,18 @@ def _estimate(history: History, values: tuple[int, ...]) -> Trend:
     )
 
 
+def latest_rate(history: History) -> float | None:
+    """The slope up to the last sample, in units per second, from the newest one that is at least `SPACING_S` older: two
+    closer ones show a step or none at all. None for fewer than two samples, or none that is so old."""
+    if not history:
+        return None
+    last_at, last = history[-1]
+    for at, available in reversed(history[:-1]):
+        if last_at - at >= SPACING_S:
+            return (last - available) / (last_at - at)
+    return None
+
+
 def between_neighbours(history: History) -> float | None:
     """The median of the slopes between neighbouring samples, in units per second; None for fewer than `ENOUGH`.
 

@@ -386,5 +386,7 @@ def check_recording(state: Path, config_file: Path) -> None:
         repeated = msgspec.json.decode(msgspec.json.encode(plan_to_json(ranking.with_key_texts(plan))))
         assert repeated == {key: each for key, each in record.items() if key not in ("record", "wallTime", "inputs")}
     first = next(each for each in records if each["victims"])
+    # Between two recorded samples of the start the agent had taken others, so that a simulation begins later.
+    config = config._replace(startup=config.startup._replace(fresh_samples=1))
     eviction = simulation.simulate((each.snapshot for each in samples), config).evictions[0]
     assert (eviction.pod, eviction.wall_time) == ("default/hog", exact[first["id"]].wall_time)

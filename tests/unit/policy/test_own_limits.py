@@ -172,3 +172,15 @@ def test_a_pod_opts_in_by_its_namespace_and_out_by_its_annotation() -> None:
 def test_a_pod_that_did_not_opt_in_is_never_near() -> None:
     assert near(limited(510, pod_more={"namespace": "other"})) is None
     assert near(limited(510), config()) is None
+
+
+def test_a_second_reading_right_after_the_first_does_not_hide_the_growth() -> None:
+    """Before an eviction the limits are read again within milliseconds, and a ramp grows in steps."""
+    view = limited(*range(350, 410, 10))
+    assert view.usage is not None
+    [own] = view.usage.own_limits
+    again = own._replace(history=(*own.history[1:], (NOW + 0.001, own.headroom)), read_at=NOW + 0.001)
+    twice = view._replace(usage=view.usage._replace(own_limits=(again,)))
+    assert near(view) is not None
+    [found] = own_limits.near_limits((twice,), at=NOW + 0.001, config=SETTINGS)
+    assert found.left_s is not None

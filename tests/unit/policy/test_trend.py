@@ -1,6 +1,7 @@
 import itertools
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,3 +94,10 @@ def test_a_release_does_not_hide_the_fall_before_and_after_it() -> None:
     assert found.rate_per_s > 0
     assert trend.between_neighbours(history) == -30 * MI
     assert trend.between_neighbours(history[:3]) is None
+
+
+def test_the_latest_rate_ignores_a_closer_sample_and_needs_an_older_one() -> None:
+    assert trend.latest_rate(()) is None
+    assert trend.latest_rate(((0.0, 50), (0.1, 40))) is None
+    assert trend.latest_rate(((0.0, 100), (1.0, 90))) == -10.0
+    assert trend.latest_rate(((0.0, 100), (1.0, 90), (1.001, 90))) == pytest.approx(-10.0, rel=0.01)
