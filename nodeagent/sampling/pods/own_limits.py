@@ -13,8 +13,7 @@ the cgroup are read with it. A limit is read again every `LIMIT_AGE_S`, because 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from nodeagent.model import ContainerUsage, OwnLimit, PodUsage
 from nodeagent.sampling.hostfs import cgroup_memory, cgroups, parse
@@ -34,26 +33,27 @@ MAX_FDS: Final = 512
 """Usage files that are kept open; those of further cgroups are opened for each reading."""
 
 
-@dataclass(slots=True)
 class _Cgroup:
-    """One cgroup with a limit, as it was read last."""
+    """One cgroup with a limit, as it was read last. No dataclass: `check` imports this module and not those."""
 
-    container_id: str
-    directory: str
-    limit: int | None = None
-    usage: int = 0
-    read_at: float = float("-inf")
-    reading: OwnLimit | None = None
+    __slots__ = ("container_id", "directory", "limit", "read_at", "reading", "usage")
+
+    def __init__(self, container_id: str, directory: str) -> None:
+        self.container_id = container_id
+        self.directory = directory
+        self.limit: int | None = None
+        self.usage = 0
+        self.read_at = float("-inf")
+        self.reading: OwnLimit | None = None
 
 
-@dataclass(slots=True)
-class _Pod:
+class _Pod(NamedTuple):
     """The cgroups of a pod."""
 
     containers: tuple[ContainerUsage, ...]
-    listed_at: float = float("-inf")
-    cgroups: list[_Cgroup] = field(default_factory=list)
-    limits: tuple[OwnLimit, ...] = ()
+    listed_at: float
+    cgroups: list[_Cgroup]
+    limits: tuple[OwnLimit, ...]
     """Of the last reading; the same object while none of them was read again."""
 
 
@@ -85,7 +85,7 @@ class OwnLimitReader:
             if len(limits) != len(pod.limits) or any(
                 new is not old for new, old in zip(limits, pod.limits, strict=True)
             ):
-                pod.limits = limits
+                pod = self._pods[uid] = pod._replace(limits=limits)
             if limits:
                 found[uid] = pod.limits
         for pod in known.values():
