@@ -1,4 +1,4 @@
-"""Processes that have ended and that their parents have not waited for, by whoever does not wait."""
+"""Processes that have ended and that their parents have not waited for, by the pod or unit of the parent."""
 
 from typing import NamedTuple
 

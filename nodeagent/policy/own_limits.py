@@ -48,10 +48,10 @@ def opted_in(pod: Pod, config: Config) -> bool:
     may protect themselves."""
     if not config.own_limit.enabled or pod.source is not PodSource.API:
         return False
-    wish = pod.annotations.get(ANNOTATION)
-    if wish == "never":
+    preference = pod.annotations.get(ANNOTATION)
+    if preference == "never":
         return False
-    if wish == "evict" and protection.trusted(pod, config.protection):
+    if preference == "evict" and protection.trusted(pod, config.protection):
         return True
     namespaces = config.own_limit.namespaces
     return pod.namespace in namespaces or protection.EVERY_NAMESPACE in namespaces

@@ -1,4 +1,4 @@
-"""Names whoever does not wait for its children: the pod or the unit of the parents of zombies.
+"""Names the pod or the systemd unit of each parent that does not wait for its children.
 
 A zombie counts in `pids.current` of its own cgroup until its parent waits for it or ends. Ending the pod of the parent
 ends both. Of a parent outside of pods no eviction frees anything.

@@ -8,9 +8,9 @@ Promises:
    most every `SHORT_S`. An old count is None.
 3. An unreadable process is treated as missing. A count of a part of the processes says so (`complete`).
 
-Theory of operation. A zombie is in no cgroup, so only /proc has it. Field 3 of /proc/PID/stat is Z also for a process
-whose first thread has ended while others run; it is no zombie, and its number of threads (field 20) is above 1. While a
-process runs, each that was read takes about 1.8 KiB of kernel memory, which the kernel reclaims if it needs it.
+Theory of operation. No cgroup.procs lists a zombie, so only /proc has it. Field 3 of /proc/PID/stat is Z also for a
+process whose first thread has ended while others run; it is no zombie, and its number of threads (field 20) is above 1.
+While a process runs, each that was read takes about 1.8 KiB of kernel memory, which the kernel reclaims if it needs it.
 """
 
 import time

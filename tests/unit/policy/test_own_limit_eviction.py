@@ -166,12 +166,12 @@ def test_a_refusal_by_a_pdb_returns_the_token_and_backs_off_the_pod() -> None:
 
 
 def test_a_dry_run_shows_the_pace_of_real_evictions_and_ends() -> None:
-    rehearsed = SETTINGS._replace(mode=Mode.DRY_RUN)
-    plan, after = decide(snapshot(near("a")), rehearsed)
+    dry_run = SETTINGS._replace(mode=Mode.DRY_RUN)
+    plan, after = decide(snapshot(near("a")), dry_run)
     after = answered(after, plan, OutcomeKind.DRY_RUN)
-    plan, after = decide(snapshot(near("a", at=NOW + 20), at=NOW + 20), rehearsed, after)
+    plan, after = decide(snapshot(near("a", at=NOW + 20), at=NOW + 20), dry_run, after)
     assert codes(plan) == [RefusalCode.EVICTION_IN_FLIGHT]
-    plan, _ = decide(snapshot(near("a", at=NOW + 100), at=NOW + 100), rehearsed, after)
+    plan, _ = decide(snapshot(near("a", at=NOW + 100), at=NOW + 100), dry_run, after)
     assert names(plan) == ["a"], "the kernel has killed it meanwhile, and it is near its limit again"
 
 

@@ -126,7 +126,10 @@ def test_what_may_be_swapped_out_is_left_too() -> None:
     assert near(limited(510, headroom=GI)) is None
     growing = steps(450, 460, 470, 480)
     assert near(limited(480, history=growing)) is not None
-    assert near(limited(480, headroom=32 * MI + GI, history=tuple([(at, room + GI) for at, room in growing]))) is None
+    assert (
+        near(limited(480, headroom=32 * MI + GI, history=tuple([(at, headroom + GI) for at, headroom in growing])))
+        is None
+    )
 
 
 @pytest.mark.parametrize("age_s", [31.0, -5.0])
@@ -156,15 +159,15 @@ def test_a_pod_opts_in_by_its_namespace_and_out_by_its_annotation() -> None:
         )
         return own_limits.opted_in(pod("web", **more), settings)
 
-    wish: dict[str, Any] = {"annotations": {"nodeagent.io/own-limit": "evict"}}
+    annotated: dict[str, Any] = {"annotations": {"nodeagent.io/own-limit": "evict"}}
     never: dict[str, Any] = {"annotations": {"nodeagent.io/own-limit": "never"}}
     assert not opted()
     assert opted(("shop",))
     assert opted(("*",))
     assert not opted(("other",))
     assert not opted(("shop",), **never)
-    assert not opted(**wish), "whoever may write pods must not be able to spend evictions"
-    assert opted(trusted=("shop",), **wish)
+    assert not opted(**annotated), "a writer of pods must not be able to spend evictions"
+    assert opted(trusted=("shop",), **annotated)
     assert not opted(("shop",), source=PodSource.HOST)
     assert not own_limits.opted_in(pod("web"), config(own_limit=ON._replace(enabled=False)))
 
