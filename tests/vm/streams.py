@@ -16,10 +16,10 @@ from tests.vm.machine import Machine
 from tests.vm.pods import go, start_pod
 from tests.vm.ramps import MIB, Node
 
-KUBELET_MIB: Final = 400
+KUBELET_MIB: Final = 450
 """The kubelet's hard threshold."""
-HARD_MIB: Final = 450
-SOFT_MIB: Final = 600
+HARD_MIB: Final = 500
+SOFT_MIB: Final = 650
 """The agent's, shortly above the kubelet's."""
 FILES: Final = 15
 FILE_MIB: Final = 280

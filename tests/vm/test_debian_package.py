@@ -16,6 +16,7 @@ import pytest
 from nodeagent import __version__
 from tests.fake_kube import ApiServer
 from tests.support.paths import REPOSITORY
+from tests.vm.agent_container import BUNDLE
 from tests.vm.image import NEWER, OLDER, Suite
 from tests.vm.machine import HOST_LOOPBACK, Machine
 
@@ -211,7 +212,7 @@ def purge(host: Machine) -> None:
     host.run("dpkg --purge nodeagent", timeout_s=240)
     left = host.run(
         "find / -xdev -path /run/aside -prune -o -path /opt -prune -o -path /run/deb -prune -o -path /var/log -prune "
-        "-o -path /run/vm -prune -o -iname '*nodeagent*' -print; ls -d /run/nodeagent",
+        f"-o -path /run/vm -prune -o -path {BUNDLE} -prune -o -iname '*nodeagent*' -print; ls -d /run/nodeagent",
         check=False,
     )
     assert left.stdout == ""

@@ -18,8 +18,9 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(1500)]
 LIMIT_MIB: Final = 60
 FOUND_WITHIN_S: Final = 1.0
 """From the kernel's own timestamp to the record."""
-CLOCKS_APART_S: Final = 0.05
-"""The kernel log has a clock of its own."""
+EARLIER_S: Final = 0.5
+"""The kernel log has a clock of its own, and a record has the time at which its sample began: a kill while it is read,
+which takes some tenths of a second in an emulated machine, is found before it is logged."""
 DROP_IN: Final = "/etc/systemd/system/nodeagent.service.d/kernel-log.conf"
 LOWEST: Final[dict[str, Any]] = {
     "evictionHard": {"memory.available": "1Mi"},
@@ -158,7 +159,7 @@ def report(case: str, records: list[dict[str, Any]], logged: list[Logged]) -> di
         f"OOM | {case} | {merged['number']} | {', '.join(merged['pods']) or merged['paths']} | {merged['causes']} | "
         f"{merged['names']} | {delay:.2f}"
     )
-    assert -CLOCKS_APART_S <= delay <= FOUND_WITHIN_S, (case, delay, records, logged)
+    assert -EARLIER_S <= delay <= FOUND_WITHIN_S, (case, delay, records, logged)
     return merged
 
 
