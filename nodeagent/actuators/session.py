@@ -273,8 +273,8 @@ class ClusterSession:
 
     def soft_tier_block(self) -> Refusal | None:
         """What the soft tier waits for now; None: nothing. The hard tier never waits."""
-        if maintenance := self._maintenance():
-            return Refusal(RefusalCode.NODE_MAINTENANCE, f"the node is under maintenance: {maintenance}")
+        if (maintenance := self._maintenance()) is not None:
+            return maintenance
         waits = (
             (RefusalCode.WAITS_FOR_TAINT, self._taint_wait),
             (RefusalCode.WAITS_FOR_PDBS, self._pdbs_wait),
@@ -469,14 +469,18 @@ class ClusterSession:
 
     # --- what blocks the soft tier -------------------------------------------------------------------------------
 
-    def _maintenance(self) -> str:
-        """Why the node is under maintenance; empty if it is not, or if that is not known: before the Node was read, and
-        if its last version is too old."""
+    def _maintenance(self) -> Refusal | None:
+        """The node is under maintenance; None if it is not, or if that is not known: before the Node was read, and if
+        its last version is too old."""
         node = self._node if self._config.protection.node_maintenance else None
         view, synced_at = (node.view(), node.synced_at) if node is not None else (None, None)
         if view is None or synced_at is None or self._clock() - synced_at > self._config.cluster.pods_max_age_s:
-            return ""
-        return node_maintenance.reason(view)
+            return None
+        reason = node_maintenance.reason(view)
+        if not reason:
+            return None
+        code = RefusalCode.NODE_SHUTDOWN if node_maintenance.shutdown(view) else RefusalCode.NODE_MAINTENANCE
+        return Refusal(code, f"the node is under maintenance: {reason}")
 
     def _pdbs_wait(self) -> str:
         namespace = self._pdbs.unlisted_namespace() if self._pdbs is not None else ""

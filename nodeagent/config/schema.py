@@ -207,7 +207,8 @@ class ProtectionConfig(NamedTuple):
     """Protect pods that the API server does not list."""
     node_maintenance: bool = True
     """Soft tier: evict no pod while the Node object says that the node is cordoned, drained, shutting down or being
-    replaced, because its pods leave anyway. The hard tier evicts them."""
+    replaced, because its pods leave anyway. The hard tier evicts them. Evictions of `ownLimit` pause only while it is
+    shutting down."""
     system_partition: bool = True
     """Protect pods in the kubelet's system partition (`systemPartition`, KEP-5894): their cgroups are below
     `kubepods/system`."""

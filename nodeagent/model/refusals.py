@@ -358,8 +358,17 @@ class RefusalCode(enum.StrEnum):
     NODE_MAINTENANCE = (
         "node-maintenance",
         _decision(
-            "Soft tier: the node is cordoned, drained, shutting down or being replaced; the message says which.",
+            "Soft tier: the node is cordoned, drained or being replaced; the message says which.",
             "Nothing, if that is intended. Else uncordon the node, or remove the condition or the taint.",
+            config_key="protection.nodeMaintenance",
+            tiers=SOFT_TIER,
+        ),
+    )
+    NODE_SHUTDOWN = (
+        "node-shutdown",
+        _decision(
+            "Soft tier, and evictions of `ownLimit`: the kubelet shuts the node down and ends its pods itself.",
+            "Nothing.",
             config_key="protection.nodeMaintenance",
             tiers=SOFT_TIER,
         ),

@@ -4,7 +4,8 @@ Promises:
 
 1. The Eviction API with the pod's whole grace period: PodDisruptionBudgets are respected, preStop runs.
 2. One pod of an owner at a time: not while another pod of it terminates or is being evicted, nor in its back-off.
-3. Its tokens and back-offs are its own. Otherwise a pod that fills its own limit on purpose could use up those that
+3. A node that shuts down ends its pods itself; any other maintenance does not keep the kernel from killing one.
+4. Its tokens and back-offs are its own. Otherwise a pod that fills its own limit on purpose could use up those that
    protect the node, and keep other pods of its owner from being evicted under pressure.
 """
 
@@ -37,8 +38,10 @@ def select_near_limit(
     near = own_limits.near_limits(snapshot.pods, at=snapshot.taken_at, config=config)
     if not near:
         return OwnLimitSelection((), limit_state, ())
-    block = preconditions.blocks_all_evictions(snapshot, now=now, config=config) or backoffs.remaining(
-        limit_state.api, now=now
+    block = (
+        preconditions.blocks_all_evictions(snapshot, now=now, config=config)
+        or preconditions.own_limit_blocked(snapshot)
+        or backoffs.remaining(limit_state.api, now=now)
     )
     if block is not None:
         return OwnLimitSelection((), limit_state, (block,))

@@ -31,3 +31,13 @@ def snapshot_too_old(snapshot: NodeSnapshot, *, now: float, config: Config) -> R
 def soft_tier_blocked(snapshot: NodeSnapshot, tier: Tier) -> Refusal | None:
     """What the soft tier waits for, or None. The hard tier never waits."""
     return None if tier is Tier.HARD else snapshot.soft_tier_blocked_by
+
+
+def own_limit_blocked(snapshot: NodeSnapshot) -> Refusal | None:
+    """What an eviction for the pod's own memory limit waits for, or None.
+
+    A shutdown ends the pod itself, with preStop and a grace period. A cordon does not: the kernel would kill the pod.
+    Taint and eviction slot belong to a shortage of the node.
+    """
+    block = snapshot.soft_tier_blocked_by
+    return block if block is not None and block.code is RefusalCode.NODE_SHUTDOWN else None

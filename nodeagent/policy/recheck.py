@@ -44,10 +44,13 @@ def _blocked(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Conf
         return preconditions.snapshot_too_old(snapshot, now=now, config=config) or (
             None if last_resort.kill_allowed(snapshot, now=now, config=config) else last_resort.API_REACHABLE
         )
-    return preconditions.blocks_all_evictions(snapshot, now=now, config=config) or (
-        # Taint and eviction slot belong to a shortage of the node.
-        None if victim.limit else preconditions.soft_tier_blocked(snapshot, victim.tier)
-    )
+    if victim.limit == own_limits.OWN_LIMIT:
+        tier_block = preconditions.own_limit_blocked(snapshot)
+    elif victim.limit:
+        tier_block = None  # taint and eviction slot belong to a shortage of the node
+    else:
+        tier_block = preconditions.soft_tier_blocked(snapshot, victim.tier)
+    return preconditions.blocks_all_evictions(snapshot, now=now, config=config) or tier_block
 
 
 def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:

@@ -182,6 +182,9 @@ def test_the_soft_tier_pauses_while_the_node_is_cordoned(
         RefusalCode.NODE_MAINTENANCE,
         "the node is under maintenance: it is cordoned",
     )
+    api.write_condition("GracefulNodeShutdownInProgress", "True", "Shutdown")
+    eventually(lambda: waits_for(agent) is RefusalCode.NODE_SHUTDOWN)
+    api.write_condition("GracefulNodeShutdownInProgress", "False", "Shutdown")
     api.patch_node({"spec": {"unschedulable": None}})
     eventually(lambda: agent.soft_tier_block() is None)
 

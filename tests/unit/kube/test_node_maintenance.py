@@ -6,11 +6,20 @@ from typing import Any
 import pytest
 
 from nodeagent.kube import node_maintenance, node_watch
+from nodeagent.kube.node_watch import NodeView
 from tests.support.paths import RECORDINGS
 
 
 def reason(**changes: Any) -> str:
-    """For the recorded Node with these fields of its spec, and `conditions` in addition."""
+    return node_maintenance.reason(node_with(**changes))
+
+
+def shutdown(**changes: Any) -> str:
+    return node_maintenance.shutdown(node_with(**changes))
+
+
+def node_with(**changes: Any) -> NodeView:
+    """The recorded Node with these fields of its spec, and `conditions` in addition."""
     recorded = json.loads((RECORDINGS / "get-node.json").read_text("utf-8"))
     node = json.loads(recorded["response"]["body"])
     added = changes.pop("conditions", [])
@@ -18,7 +27,7 @@ def reason(**changes: Any) -> str:
     kept = [each for each in node["status"]["conditions"] if each["type"] not in kinds]
     node["status"]["conditions"] = [*kept, *added]
     node["spec"] |= changes
-    return node_maintenance.reason(node_watch.decode_node(json.dumps(node).encode()))
+    return node_watch.decode_node(json.dumps(node).encode())
 
 
 def condition(name: str, status: str, why: str = "", message: str = "") -> dict[str, str]:
@@ -64,3 +73,13 @@ def test_a_taint_of_a_tool_that_empties_the_node_counts(key: str) -> None:
 
 def test_the_condition_is_named_before_the_cordon() -> None:
     assert "DrainInProgress" in reason(unschedulable=True, conditions=[condition("DrainInProgress", "True")])
+
+
+def test_a_shutdown_is_told_apart_and_named_before_a_drain() -> None:
+    drain = condition("DrainInProgress", "True")
+    ready = condition("Ready", "False", "KubeletNotReady", "node is shutting down")
+    graceful = condition(node_maintenance.GRACEFUL_SHUTDOWN, "True")
+    assert shutdown() == shutdown(unschedulable=True, conditions=[drain]) == ""
+    for kind, text in ((ready, "its kubelet shuts it down"), (graceful, f"its condition {graceful['type']} is True")):
+        assert shutdown(conditions=[drain, kind]) == reason(conditions=[drain, kind]) == text
+    assert shutdown(conditions=[condition(node_maintenance.GRACEFUL_SHUTDOWN, "False")]) == ""

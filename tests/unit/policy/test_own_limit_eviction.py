@@ -93,6 +93,24 @@ def test_neither_an_eviction_for_the_node_in_flight_nor_a_wait_of_the_soft_tier_
     assert names(plan) == ["a"]
 
 
+MAINTENANCE = [
+    (RefusalCode.NODE_MAINTENANCE, True),  # cordoned or draining: the kernel kills the pod before the drain comes to it
+    (RefusalCode.NODE_SHUTDOWN, False),  # the kubelet ends the pod, with preStop and a grace period
+]
+
+
+@pytest.mark.parametrize(("code", "evicted"), MAINTENANCE, ids=[str(code) for code, _ in MAINTENANCE])
+def test_of_all_maintenance_a_shutdown_alone_keeps_it_from_being_evicted(code: RefusalCode, evicted: bool) -> None:
+    block = Refusal(code, "the node is under maintenance: why")
+    plan, after = decide(snapshot(near("a"), soft_tier_blocked_by=block))
+    assert (names(plan), plan.refusals) == ((["a"], ()) if evicted else ([], (block,)))
+    before, planned = decide(snapshot(near("a")))
+    second = snapshot(near("a", at=NOW + 0.01), at=NOW + 0.01, soft_tier_blocked_by=block)
+    refusal = recheck.recheck(before.victims[0], second, planned, now=NOW + 0.01, config=SETTINGS)
+    assert refusal == (None if evicted else block)
+    assert after.in_flight.entries == (planned.in_flight.entries if evicted else ())
+
+
 def test_the_node_does_not_wait_for_its_release() -> None:
     plan, after = decide(snapshot(near("a", termination_grace_s=3600.0)))
     after = answered(after, plan, OutcomeKind.ACCEPTED)
