@@ -66,8 +66,10 @@ def start_writers(
     node: NodeWatch,
     owned: Sequence[OwnedCondition],
     wake: Callable[[], None],
+    clock: Callable[[], float],
 ) -> ApiWriters:
-    """Start the workers for this node, and its watch. `owned`: conditions that an earlier process set on it."""
+    """Start the workers for this node, and its watch. `owned`: conditions that an earlier process set on it.
+    `clock`: CLOCK_BOOTTIME."""
     conditions = NodeConditions(
         transport,
         node,
@@ -75,9 +77,12 @@ def start_writers(
         own=config.conditions.own,
         heartbeat_s=config.conditions.heartbeat_s,
         owned=owned,
+        clock=clock,
     )
-    taints = None if confirmed.node_credentials else NodeTaints(transport, node, wake=wake)
-    events = EventWriter(transport, confirmed.name, core=confirmed.node_credentials, spread_s=EVENT_SPREAD_S)
+    taints = None if confirmed.node_credentials else NodeTaints(transport, node, wake=wake, clock=clock)
+    events = EventWriter(
+        transport, confirmed.name, core=confirmed.node_credentials, spread_s=EVENT_SPREAD_S, clock=clock
+    )
     slots = None
     if config.fleet.max_concurrent_evictions:
         slots = EvictionSlots(
@@ -88,11 +93,12 @@ def start_writers(
             namespace=config.fleet.lease_namespace,
             duration_s=config.fleet.lease_duration_s,
             wake=wake,
+            clock=clock,
         )
     for worker in (node, conditions, taints, events, slots):
         if worker is not None:
             worker.start()
     evictions = EvictionSender(
-        transport, node_name=confirmed.name, wake=wake, timeout_s=config.cluster.request_timeout_s
+        transport, node_name=confirmed.name, wake=wake, timeout_s=config.cluster.request_timeout_s, clock=clock
     )
     return ApiWriters(node, conditions, taints, evictions, events, slots)

@@ -555,24 +555,25 @@ class ClusterSession:
     def _open(self, confirmed: Identity) -> None:
         config, transport = self._config, self._transport
         # If this fails half-way, it is repeated from the start.
-        node = NodeWatch(transport, confirmed.name)
+        node = NodeWatch(transport, confirmed.name, clock=self._clock)
         if config.profiles:
             node.listen(self._wake)
         if config.mode is Mode.ENFORCE and self._writers is None:
             self._writers = api_writers.start_writers(
-                transport, config, confirmed, node=node, owned=self._owned, wake=self._wake
+                transport, config, confirmed, node=node, owned=self._owned, wake=self._wake, clock=self._clock
             )
             self._node = node
         elif self._node is None and (config.profiles or config.protection.node_maintenance):
             node.start()
             self._node = node
         if config.protection.disruption_budgets:
-            self._pdbs = PdbWatch(transport, wake=self._wake, spread_s=_pdb_spread_s(config))
+            self._pdbs = PdbWatch(transport, wake=self._wake, clock=self._clock, spread_s=_pdb_spread_s(config))
         if config.protection.replacement_wait_s:
-            self._owners = OwnerReader(transport, wake=self._wake)
+            self._owners = OwnerReader(transport, wake=self._wake, clock=self._clock)
         if config.protection.node_bound:
-            self._volumes = VolumeLookup(transport, confirmed.name, spread_s=VOLUME_SPREAD_S)
-        pods = PodWatch(transport, confirmed.name, wake=self._wake, keep_annotations=config.protection.annotations)
+            self._volumes = VolumeLookup(transport, confirmed.name, clock=self._clock, spread_s=VOLUME_SPREAD_S)
+        keys = config.protection.annotations
+        pods = PodWatch(transport, confirmed.name, wake=self._wake, keep_annotations=keys, clock=self._clock)
         pods.start()
         self._confirmed = confirmed
         self._pods = pods

@@ -32,7 +32,7 @@ from nodeagent.policy import stall
 from nodeagent.policy import state as policy_state
 from nodeagent.records.flight_recorder import FlightRecorder
 from nodeagent.records.state_file import StateFile
-from nodeagent.runtime import own_cost, sd_notify, self_protection, workers
+from nodeagent.runtime import clock, own_cost, sd_notify, self_protection, workers
 from nodeagent.runtime.agent_lock import AgentLock
 from nodeagent.runtime.wakeups import Wakeups
 from nodeagent.sampling.disk.monitor import DiskMonitor
@@ -200,6 +200,7 @@ class ComponentBuilder:
         self._wakeups = wakeups
         self._log = log
         self._statvfs = StatvfsWithTimeout(host.statvfs)
+        self._boottime = clock.boottime if host.recorded else host.boottime  # that of a recorded node stands still
         self.session: Session = NoCluster("not connected yet")
         """The newest one."""
         self.kubelet = KubeletWatch(host, configz=self._read_configz)
@@ -224,7 +225,7 @@ class ComponentBuilder:
         while True:
             no_pid = _no_pid()
             try:
-                return _connect(loaded, self._identity, owned, self._wakeups)
+                return self._connect(loaded, owned)
             except CannotRunError as error:
                 if not (no_pid or _no_pid()):
                     raise
@@ -232,6 +233,9 @@ class ComponentBuilder:
                 _, signals = self._wakeups.wait(NO_PID_RETRY_S)
                 if signal.SIGTERM in signals or signal.SIGINT in signals:
                     raise
+
+    def _connect(self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...]) -> Session:
+        return _connect(loaded, self._identity, owned, self._wakeups, self._boottime)
 
     def rebuild(self, before: Components, loaded: LoadedConfig) -> Components:
         """The components of a new configuration. Those that do not depend on a changed key stay.
@@ -247,9 +251,7 @@ class ComponentBuilder:
         session = before.session
         if _session_inputs(config) != _session_inputs(old):
             try:
-                session = _connect(
-                    loaded._replace(config=config), self._identity, before.session.owned(), self._wakeups
-                )
+                session = self._connect(loaded._replace(config=config), before.session.owned())
             except CannotRunError as error:
                 key = "cluster.kubeconfig" if config.cluster.kubeconfig else "mode"
                 raise ConfigError((Problem(Origin("this machine"), key, str(error)),)) from error
@@ -340,7 +342,11 @@ def _session_inputs(config: Config) -> tuple[object, ...]:
 
 
 def _connect(
-    loaded: LoadedConfig, identity: node_identity.Identity, owned: tuple[OwnedCondition, ...], wakeups: Wakeups
+    loaded: LoadedConfig,
+    identity: node_identity.Identity,
+    owned: tuple[OwnedCondition, ...],
+    wakeups: Wakeups,
+    boottime: Callable[[], float],
 ) -> Session:
     config = loaded.config
     found = credentials.find_credentials(config.cluster.kubeconfig)
@@ -356,7 +362,7 @@ def _connect(
         connection = transport.connect(found, request_timeout_s=config.cluster.request_timeout_s)
     except credentials.CredentialsError as error:
         raise CannotRunError(str(error)) from error
-    return ClusterSession(connection, config, identity, wake=wakeups.wake, owned=owned)
+    return ClusterSession(connection, config, identity, wake=wakeups.wake, owned=owned, clock=boottime)
 
 
 def _open_state(
