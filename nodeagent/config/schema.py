@@ -321,6 +321,10 @@ class EscalationConfig(NamedTuple):
     `lastResortAfter`."""
     last_resort_after_s: Annotated[float, Range(1, bounds.MAX_DURATION_S)] = 30.0
     """How long the API server must have been unreachable."""
+    oom_score_adj: bool = False
+    """While a memory threshold is met: raise `oom_score_adj` of the processes of the three pods that would be evicted
+    next, up to 999 and for Burstable pods only, so that the kernel's OOM killer chooses one of them if it is faster.
+    It is put back when the pressure ends. Costs write access to other users' files in /proc (CAP_DAC_OVERRIDE)."""
 
 
 class HookFailure(enum.StrEnum):

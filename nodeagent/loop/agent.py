@@ -93,6 +93,7 @@ class Agent:
             restorable_until=runtime.restorable_until,
             lock=runtime.lock,
             brakes=runtime.brakes,
+            oom_scores=runtime.oom_scores,
             owned=self._owned_conditions,
             status_notes=self._status_notes,
             oom=lambda: self.oom_monitor.state,
@@ -216,6 +217,7 @@ class Agent:
             self._runtime.notifier.stopping()
         self._endpoint.close()
         self._runtime.brakes.close()
+        self._runtime.oom_scores.close()
         self._runtime.reclaim_runner.close()
         self._runtime.hook_runner.close()
         clear = self._config.conditions.on_exit is OnExit.CLEAR
@@ -438,6 +440,7 @@ class Agent:
             *above_kubelet.notes(self._config.thresholds, snapshot),
             *workers.stuck_notes(),
             *runtime.brakes.take_notes(),
+            *runtime.oom_scores.take_notes(),
             *self._components.missing,
             *self._reporting_notes(),
             *((_storm_note(runtime.forks.rates(now)),) if runtime.forks.storm(now) else ()),
@@ -491,6 +494,7 @@ class Agent:
             events_dropped=counts.events_dropped,
             log_lines_dropped=self._runtime.lines_dropped(),
             brakes_active=len(self._runtime.brakes.active),
+            oom_scores_raised=self._runtime.oom_scores.pods,
             eviction_requests_in_flight=counts.in_flight,
             api_identity=counts.api_identity,
             workers_stuck=[each.kind for each in workers.stuck_workers()],

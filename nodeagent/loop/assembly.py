@@ -12,6 +12,7 @@ from nodeagent.actuators import brakes, eviction_hook_jobs, reclaim_runner
 from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.conditions import OwnedCondition
+from nodeagent.actuators.oom_scores import OomScores
 from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import ClusterSession, NoCluster, Session
 from nodeagent.config import above_kubelet, kubelet, load, show
@@ -138,6 +139,7 @@ def build_agent(
         file=file,
         wakeup_sources=wakeup_sources,
         brakes=adopted,
+        oom_scores=OomScores(host, saved.oom_scores if restored else ()),
         reclaim_runner=ReclaimRunner(
             boottime=host.boottime, wake=wakeups.wake, local_path=lambda path: host.real(host.resolve(path))
         ),

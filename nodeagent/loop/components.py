@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.actuators.brakes import ActiveBrakes
+from nodeagent.actuators.oom_scores import OomScores
 from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import Session
 from nodeagent.config.config_file import ConfigFile
@@ -52,6 +53,7 @@ class Runtime(NamedTuple):
     file: ConfigFile
     wakeup_sources: WakeupSources
     brakes: ActiveBrakes
+    oom_scores: OomScores
     reclaim_runner: ReclaimRunner
     hook_runner: ReclaimRunner
     """Of hooks, apart from reclaim actions: neither takes the other's threads."""

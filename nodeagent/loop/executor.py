@@ -39,10 +39,11 @@ from nodeagent.model import (
     ReclaimOrder,
     ReclaimOutcome,
     ReclaimResult,
+    Signal,
     Tier,
     Victim,
 )
-from nodeagent.policy import chosen_victims, outcomes, recheck
+from nodeagent.policy import chosen_victims, oom_preference, outcomes, recheck
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.sampling.snapshot import SnapshotParts, assemble_snapshot
 from nodeagent.telemetry.decision_log import DecisionLog
@@ -70,6 +71,7 @@ class Executor:
     ) -> None:
         """`components` returns those in force: a reload replaces them."""
         self._brakes, self._reclaim_runner = runtime.brakes, runtime.reclaim_runner
+        self._oom_scores = runtime.oom_scores
         self._hook_runner = runtime.hook_runner
         self._boottime, self._own_pod_uid = runtime.boottime, runtime.own_pod_uid
         self._components = components
@@ -94,6 +96,7 @@ class Executor:
         self._apply_reclaims(self._reclaim_runner.finished())
         self._apply_hooks(eviction_hook_jobs.outcome(each) for each in self._hook_runner.finished())
         self._brakes.expire(now=self._boottime())
+        self._oom_scores.put_back_leftover()
 
     # --- victims -----------------------------------------------------------------------------------------------------
 
@@ -121,6 +124,15 @@ class Executor:
         self._brakes.uncap_others(keep=[victim.pod_uid for victim in victims])
         for victim in victims:
             self._brakes.cap_growth(victim.cgroup, victim.limit, pod_uid=victim.pod_uid, until=now + deadline_s)
+
+    def prefer_for_oom(self, plan: Plan, snapshot: NodeSnapshot) -> None:
+        """Raise oom_score_adj of the pods that would be evicted next, if that is configured; put back the others."""
+        targets = oom_preference.targets(plan, config=self._config)
+        if targets is None:
+            return
+        total = snapshot.observations[Signal.MEMORY].capacity
+        if self._oom_scores.plan(targets, node_bytes=total, now=plan.made_at, acts=self._acts):
+            self._oom_scores.apply(saved=self._store.save(now=plan.made_at, urgent=True))
 
     def recheck(self, plan: Plan, snapshot: NodeSnapshot) -> NodeSnapshot:
         """The second sample: the node now and the victims of the plan. `snapshot` is the plan's, and the result if it

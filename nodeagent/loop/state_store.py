@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Concatenate, Final, NamedTuple, ParamSpec
 from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import Brake
 from nodeagent.actuators.conditions import OwnedCondition
+from nodeagent.actuators.oom_scores import OomScores, RaisedScore
 from nodeagent.config.schema import Config
 from nodeagent.loop.node_profiles import SavedLabels
 from nodeagent.model import NodeSnapshot, Note, OomTotals, Plan
@@ -71,6 +72,8 @@ class AgentState(NamedTuple):
     """None: OOM kills are not counted."""
     node_labels: SavedLabels | None = None
     """None: not known."""
+    oom_scores: tuple[RaisedScore, ...] = ()
+    """Processes whose oom_score_adj is raised, or about to be."""
 
 
 class Recalled(NamedTuple):
@@ -114,6 +117,7 @@ class StateStore:
         restorable_until: float = float("-inf"),
         lock: AgentLock | None = None,
         brakes: ActiveBrakes,
+        oom_scores: OomScores | None = None,
         owned: Callable[[], tuple[OwnedCondition, ...]],
         status_notes: Callable[[], tuple[Note, ...]],
         oom: Callable[[], OomState | None] = lambda: None,
@@ -129,6 +133,7 @@ class StateStore:
         self._state_before = policy
         self._store = store
         self._brakes = brakes
+        self._oom_scores = oom_scores
         self._owned = owned
         self._status_notes = status_notes
         self._oom = oom
@@ -183,7 +188,13 @@ class StateStore:
                 if not allowed:
                     return False
                 state = AgentState(
-                    self._policy_state, self._owned(), self._brakes.active, now, self._oom(), self._node_labels()
+                    self._policy_state,
+                    self._owned(),
+                    self._brakes.active,
+                    now,
+                    self._oom(),
+                    self._node_labels(),
+                    self._oom_scores.active if self._oom_scores is not None else (),
                 )
                 store.save(state)
                 self._restorable_until = now + TRUSTED_S

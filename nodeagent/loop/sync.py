@@ -32,6 +32,7 @@ Theory of operation. A sync observes, decides, acts and records. Every line belo
     eviction's. The soft tier has waited for the taint in 6.
 16. Reclaim orders: log, save, start. After the evictions, because a hard decision may order an action and evict too.
     Hooks before evictions of the soft tier: log, save, start. Only a later decision evicts their pods.
+    Then the kernel's order: oom_score_adj of the next victims, if configured. It reads all their processes.
 17. Recounts are requested before the record and take effect in rule 5 of the next sync.
 18. The record last: 0.6 ms and 8 KiB after everything urgent. The flight recorder gets the state from before the
     decision, for replay, the sample recorder the sample. The periodic save follows. Samples without a decision are
@@ -43,8 +44,8 @@ Theory of operation. A sync observes, decides, acts and records. Every line belo
 21. memcg thresholds are armed last: without a PID for the arming thread the kernel blocks the loop for 13 to 32 ms.
 22. Brake deadlines and the startup wait bound the sleep. A successful sync moves the wake-up sources to its cgroups and
     feeds the watchdog. Signals and reload wait for its end.
-23. Start: the first rule 2 releases leftover brakes. Stop: brakes, reclaim jobs and hooks, API writers, state, disks,
-    descriptors. No brake waits for the API; the state lists what is still set.
+23. Start: the first rule 2 releases leftover brakes and scores. Stop: brakes, scores, reclaim jobs and hooks, API
+    writers, state, disks, descriptors. No brake waits for the API; the state lists what is still set.
 """
 
 from typing import Protocol
@@ -116,5 +117,6 @@ def decide_and_act(agent: Steps, snapshot: NodeSnapshot) -> None:
         agent.session.announce(plan)  # 15     Node Event, eviction slot
     agent.executor.start_reclaim(plan, snapshot)  # 16
     agent.executor.start_hooks(plan, snapshot)  # 16
+    agent.executor.prefer_for_oom(plan, snapshot)  # 16
     agent.observer.request_recount(plan.recount)  # 17
     agent.record(plan, snapshot)  # 18     log, flight recorder, status, periodic save

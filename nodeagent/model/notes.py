@@ -36,6 +36,7 @@ class NoteKind(enum.StrEnum):
     NODE_CONDITIONS = "node conditions", "Conditions cannot be written."
     NODE_OBJECT = "node object", "The own Node object cannot be read."
     OOM_KILLS = "OOM kills", "The kernel ended processes because memory was short, or cannot be asked for it."
+    OOM_SCORES = "OOM scores", "oom_score_adj of pods was raised, or cannot be written."
     OTHER_OOM_HANDLERS = "other OOM handlers", "Another program on this node kills processes when memory is short."
     OWNERS = "owners", "The replicas of a pod's owner cannot be read, or are no longer waited for."
     PDBS = "PDBs", "The PodDisruptionBudgets of a namespace are unknown."

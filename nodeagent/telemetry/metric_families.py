@@ -282,6 +282,11 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family("nodeagent_brakes_active", exposition.GAUGE, "Pods with an active brake (throttled or frozen)."),
     Family(
+        "nodeagent_oom_scores_raised",
+        exposition.GAUGE,
+        "Pods whose oom_score_adj is raised (`escalation.oomScoreAdj`).",
+    ),
+    Family(
         "nodeagent_eviction_requests_in_flight",
         exposition.GAUGE,
         "Eviction requests that the API server has not answered yet.",

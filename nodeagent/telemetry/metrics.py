@@ -134,6 +134,7 @@ class RuntimeCounters(NamedTuple):
     events_dropped: int = 0
     log_lines_dropped: int = 0
     brakes_active: int = 0
+    oom_scores_raised: int = 0
     eviction_requests_in_flight: int = 0
     api_identity: str = ""
     """Whose rights the requests for pods use: `node` or `serviceAccount`; empty: no answer of the API server yet."""
@@ -344,6 +345,7 @@ class Metrics:
             yield _Sample("nodeagent_profile_active", (name,), int(applies))
         yield _Sample("nodeagent_log_lines_dropped", (), counters.log_lines_dropped)
         yield _Sample("nodeagent_brakes_active", (), counters.brakes_active)
+        yield _Sample("nodeagent_oom_scores_raised", (), counters.oom_scores_raised)
         if counters.recorder is not None:
             yield from _recorder(counters.recorder)
         yield from _own_cost(self._started_wall)

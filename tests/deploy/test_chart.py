@@ -16,7 +16,7 @@ import yaml
 from nodeagent import __version__
 from nodeagent.config import load
 from tests.support import chart
-from tests.support.manifests import BRAKE, DAEMONSET, as_non_root, with_brake
+from tests.support.manifests import BRAKE, DAEMONSET, as_non_root, with_brake, with_oom_scores
 from tests.support.paths import REPOSITORY
 
 CHART = chart.CHART
@@ -182,6 +182,14 @@ def test_a_brake_renders_the_patch_of_the_examples(render: Render) -> None:
     without = agent_pod(render(brake={"enabled": True}))["containers"][0]["securityContext"]["capabilities"]["add"]
     assert "KILL" not in without
     assert BRAKE.is_file()
+
+
+@needs_go
+def test_the_right_for_oom_scores_renders_the_patch_of_the_examples(render: Render) -> None:
+    rendered = bare(render(oomScoreAdj=True))["DaemonSet", "nodeagent"]
+    wanted = with_oom_scores()
+    wanted["metadata"].pop("labels")
+    assert rendered == wanted
 
 
 @needs_go

@@ -26,6 +26,7 @@ from tests.support.manifests import (
     pod_spec,
     with_brake,
     with_kubelet_files,
+    with_oom_scores,
 )
 from tests.support.paths import REPOSITORY
 
@@ -111,7 +112,7 @@ def schema_validator() -> Any:
 def test_every_document_is_valid_by_the_published_schemas_and_has_no_unknown_field(version: str) -> None:
     validate = schema_validator().validate
     patched = [with_kubelet_files(each.stem) for each in KUBELET_PATCHES.iterdir()]
-    for document in (*documents(), *direct_rights(), with_brake(), *patched):
+    for document in (*documents(), *direct_rights(), with_brake(), with_oom_scores(), *patched):
         assert validate(document, version, strict=True) == version
 
 
@@ -348,6 +349,16 @@ def test_the_patch_for_a_brake_opens_the_cgroups_and_allows_signals_and_nothing_
     for each in (before, after):  # all the rest is as it was
         del each["volumeMounts"], each["securityContext"]["capabilities"]["add"]
     assert patched == plain
+
+
+def test_the_patch_for_oom_scores_allows_to_write_other_users_files_and_nothing_else() -> None:
+    plain, patched = document_of("DaemonSet"), with_oom_scores()
+    before, after = (container(each)["securityContext"]["capabilities"]["add"] for each in (plain, patched))
+    assert set(after) - set(before) == {"DAC_OVERRIDE"}
+    assert set(before) < set(after)
+    after.remove("DAC_OVERRIDE")
+    assert patched == plain
+    assert pod_spec(plain)["hostPID"], "its own /proc, which is writable, has the processes of the node"
 
 
 def test_each_host_path_stands_under_the_host_root_and_none_is_wide() -> None:

@@ -89,6 +89,12 @@ def test_fork_rates_have_the_right_that_older_kernels_ask_for() -> None:
     assert "needs CAP_NET_ADMIN" in connector
 
 
+def test_oom_scores_have_the_right_to_write_other_users_files() -> None:
+    assert settings(UNIT.parent / "drop-ins" / "oom-scores.conf") == {"CapabilityBoundingSet": ["CAP_DAC_OVERRIDE"]}
+    scores = (REPOSITORY / "nodeagent" / "actuators" / "oom_scores.py").read_text(encoding="utf-8")
+    assert "CAP_DAC_OVERRIDE is missing" in scores
+
+
 def test_the_kernel_log_has_the_rights_that_its_device_asks_for() -> None:
     assert settings(UNIT.parent / "drop-ins" / "kernel-log.conf") == {
         "ProtectKernelLogs": ["no"],

@@ -11,6 +11,7 @@ from tests.support.paths import REPOSITORY
 DAEMONSET: Final = REPOSITORY / "daemonset.yaml"
 DIRECT: Final = REPOSITORY / "examples" / "kubernetes-1.35.yaml"
 """The rights for API servers without constrained impersonation."""
+OOM_SCORES: Final = REPOSITORY / "examples" / "daemonset-oom-scores.yaml"
 BRAKE: Final = REPOSITORY / "examples" / "daemonset-brake.yaml"
 NON_ROOT: Final = REPOSITORY / "examples" / "daemonset-non-root.yaml"
 
@@ -49,6 +50,11 @@ def container(daemonset: Document | None = None) -> Document:
 def with_brake() -> Document:
     """The DaemonSet as `kubectl patch` leaves it with the patch of examples/."""
     return _patched(BRAKE)
+
+
+def with_oom_scores() -> Document:
+    """The DaemonSet as `kubectl patch` leaves it with the patch for escalation.oomScoreAdj."""
+    return _patched(OOM_SCORES)
 
 
 def as_non_root() -> Document:

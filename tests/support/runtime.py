@@ -3,6 +3,7 @@
 from typing import Any
 
 from nodeagent.actuators.brakes import ActiveBrakes
+from nodeagent.actuators.oom_scores import OomScores
 from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.loop.components import Runtime
@@ -21,6 +22,7 @@ def bare_runtime(host: Host, *, file: ConfigFile, brakes: ActiveBrakes, log: Any
         file=file,
         wakeup_sources=WakeupSources(host),
         brakes=brakes,
+        oom_scores=OomScores(host),
         reclaim_runner=ReclaimRunner(boottime=host.boottime),
         hook_runner=ReclaimRunner(boottime=host.boottime, kind="hook"),
         forks=NoForks(),

@@ -127,6 +127,7 @@ SHIPPED = {
     "daemonset.yaml": "ConfigMap nodeagent, data.config.yaml: valid",
     "examples/daemonset-brake.yaml": "a DaemonSet, without a configuration of nodeagent",
     "examples/daemonset-non-root.yaml": "a DaemonSet, without a configuration of nodeagent",
+    "examples/daemonset-oom-scores.yaml": "a DaemonSet, without a configuration of nodeagent",
     "examples/fleet-leases.yaml": "4 Kubernetes objects (Role, RoleBinding, ValidatingAdmissionPolicy, "
     "ValidatingAdmissionPolicyBinding), without a configuration of nodeagent",
     "examples/kubelet-compatible.yaml": "valid",

@@ -33,13 +33,17 @@ from nodeagent.model import (
     Pod,
     PodSource,
     QOSClass,
+    RankedPod,
     ReclaimOrder,
     ReclaimResult,
     ReclaimTarget,
     Refusal,
     RefusalCode,
     Signal,
+    SignalState,
+    SignalVerdict,
     Threshold,
+    ThresholdVerdict,
     Tier,
     Victim,
 )
@@ -103,7 +107,16 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     policy = policy_state.initial("i", now=0.0)
 
     def make_store(file: StateFile | None) -> StateStore:
-        return StateStore(policy, file, brakes=brakes, owned=tuple, status_notes=tuple, metrics=metrics, log=log)
+        return StateStore(
+            policy,
+            file,
+            brakes=brakes,
+            oom_scores=runtime.oom_scores,
+            owned=tuple,
+            status_notes=tuple,
+            metrics=metrics,
+            log=log,
+        )
 
     with Sampler(host, config.sampling, node_name="n") as sampler:
         components = Components(loaded, sampler, NoCluster("none here"), DiskMonitor(host, config.sampling))
@@ -307,3 +320,38 @@ def test_a_hook_runs_only_if_the_agent_acts_and_its_run_is_saved(scene: Scene, s
         (HookResult.FAILED, "not run: state not saved") if acts else (HookResult.DRY_RUN, "dry run")
     )
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("scene", [Mode.DRY_RUN, Mode.ENFORCE], indirect=True)
+def test_scores_of_the_next_victim_are_saved_and_raised_and_in_a_dry_run_only_reported(
+    scene: Scene, tmp_path: Path
+) -> None:
+    acts = scene.components.config.mode is Mode.ENFORCE
+    scene.configure(oom_score_adj=True)
+    file = StateFile(tmp_path / "state" / "file", shape=AgentState, boot_id="boot")
+    scene.give_state_file(file)
+    snapshot = scene.components.sampler.sample(None, None)
+    [view] = snapshot.pods
+    pod = view.pod._replace(source=PodSource.API, phase="Running", owner=Owner("ReplicaSet", "web", "rs"))
+    ranked = RankedPod(view._replace(pod=pod), 1, (), 1 << 30, 0, 1 << 30)
+    threshold = Threshold(Signal.MEMORY, Amount(1 << 60, None, "1Ei"), 30.0)
+    observation = snapshot.observations[Signal.MEMORY]
+    met = ThresholdVerdict(threshold, observation.available, met=True, active_since=1.0, due=False)
+    verdict = SignalVerdict(observation, SignalState.OK, (met,))
+    plan = Plan("plan-1", 1.0, 1.0, (verdict,), (), ranking=(ranked,))
+    pids = [pid for procs in scene.high.parent.glob("*/cgroup.procs") for pid in procs.read_text().split()]
+    scores = [tmp_path / "proc" / pid / "oom_score_adj" for pid in pids]
+    for score in scores:
+        score.with_name("statm").write_text("100 10 5 1 0 20 0\n")
+        if score.read_text().strip() != "-998":  # the sandbox
+            score.write_text("500\n")
+    before = [int(score.read_text()) for score in scores]
+    assert sorted(before) == [-998, 500]
+    scene.executor.prefer_for_oom(plan, snapshot)
+    raised = [score if score < 2 else 999 for score in before]
+    assert [int(score.read_text()) for score in scores] == (raised if acts else before)
+    if acts:
+        assert {each.value for each in file.load().value.oom_scores} == {999}
+    scene.configure(oom_score_adj=False)
+    scene.executor.prefer_for_oom(plan, snapshot)
+    assert [int(score.read_text()) for score in scores] == before
