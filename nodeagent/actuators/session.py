@@ -27,6 +27,7 @@ from nodeagent.config.schema import ClusterIdentity, Config, Mode
 from nodeagent.kube import identity_probe, kubelet_configz, node_identity, node_maintenance, pod_decoder
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
+from nodeagent.kube.node_fit import NodeFitReader
 from nodeagent.kube.node_identity import Identity, IdentityError
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.owner_lookup import OwnerReader
@@ -220,6 +221,7 @@ class ClusterSession:
         self._pdbs_wanted_at = float("-inf")
         self._volumes: VolumeLookup | None = None
         self._owners: OwnerReader | None = None
+        self._node_fit: NodeFitReader | None = None
         self._mirrors: tuple[tuple[Pod, ...], str, tuple[Pod, ...]] = ((), "", ())
         """Pods and Node UID of the last call of `_own_mirrors`, and its result."""
         self._pdbs_wanted_for: tuple[Pod, ...] = ()
@@ -251,6 +253,7 @@ class ClusterSession:
         pods = self._own_mirrors(view.pods)
         pods = self._volumes.with_claims(pods) if self._volumes else pods
         pods = self._owners.with_replicas(pods) if self._owners else pods
+        pods = self._node_fit.with_node_fit(pods) if self._node_fit else pods
         pods = self._pdbs.with_pdbs(pods) if self._pdbs else pods
         return view._replace(pods=pods, unreachable_since=unreachable_since)
 
@@ -284,9 +287,12 @@ class ClusterSession:
         return next(blocks, None)
 
     def announce(self, plan: Plan) -> None:
-        """Read the owners that the plan needs, request an eviction slot if it needs one, and emit the Node Event."""
+        """Read what the plan needs of owners and other nodes, request an eviction slot if it needs one, and emit the
+        Node Event."""
         if self._owners is not None and plan.owner_lookups:
             self._owners.want(plan.owner_lookups)
+        if self._node_fit is not None and plan.node_fit_lookups:
+            self._node_fit.want(plan.node_fit_lookups)
         writers = self._writers
         if writers is None:
             return
@@ -448,6 +454,7 @@ class ClusterSession:
             parts.append((NoteKind.TAINTS, self._taints_trouble(self._writers.taints)))
             parts.append((NoteKind.EVENTS, self._writers.events.reason))
         parts.append((NoteKind.OWNERS, self._owners.reason if self._owners else ""))
+        parts.append((NoteKind.NODE_FIT, self._node_fit.reason if self._node_fit else ""))
         parts.append((NoteKind.VOLUMES, self._volumes.reason if self._volumes else ""))
         pdb_notes = self._pdbs.notes() if self._pdbs else ()
         return (*[Note(kind, reason) for kind, reason in parts if reason], *pdb_notes, *view.notes)
@@ -461,7 +468,7 @@ class ClusterSession:
         workers.join(self._thread, 1.0)
         failed = self._writers.stop(clear=clear, mark=mark) if self._writers else ""
         node = self._node if self._writers is None else None
-        for part in (self._volumes, self._owners, self._pdbs, self._pods, node):
+        for part in (self._volumes, self._owners, self._node_fit, self._pdbs, self._pods, node):
             if part:
                 part.stop()
         self._transport.close()
@@ -570,6 +577,8 @@ class ClusterSession:
             self._pdbs = PdbWatch(transport, wake=self._wake, clock=self._clock, spread_s=_pdb_spread_s(config))
         if config.protection.replacement_wait_s:
             self._owners = OwnerReader(transport, wake=self._wake, clock=self._clock)
+        if config.protection.node_fit:
+            self._node_fit = NodeFitReader(transport, confirmed.name, wake=self._wake, clock=self._clock)
         if config.protection.node_bound:
             self._volumes = VolumeLookup(transport, confirmed.name, clock=self._clock, spread_s=VOLUME_SPREAD_S)
         keys = config.protection.annotations

@@ -133,8 +133,8 @@ class Simulator:
 
     def __init__(self, config: Config, *, name: str = "", pass_over: bool = True) -> None:
         """`pass_over` False decides on every sample."""
-        # Recorded samples do not have the replicas of owners.
-        protection = config.protection._replace(replacement_wait_s=0.0)
+        # Recorded samples do not have the replicas of owners and the room on other nodes.
+        protection = config.protection._replace(replacement_wait_s=0.0, node_fit=False)
         self.config = config._replace(mode=Mode.ENFORCE, protection=protection)
         self.name = name
         self.state: PolicyState | None = None

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.commands import exit_codes
+from nodeagent.commands import exit_codes, host_names
 from nodeagent.config import above_kubelet, load
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, StartupConfig
@@ -39,7 +39,7 @@ from nodeagent.report import node_report
 from nodeagent.report.node_report import Report
 from nodeagent.sampling import snapshot as snapshots
 from nodeagent.sampling.hostfs import host as hostfs
-from nodeagent.sampling.hostfs.host import Host, Unreadable
+from nodeagent.sampling.hostfs.host import Unreadable
 from nodeagent.sampling.node import kubelet_config, other_oom_handlers, zombie_holders, zombies
 from nodeagent.sampling.node.oom_counters import OomCgroups, OomKillCounter
 from nodeagent.sampling.pods import memory_volumes
@@ -47,6 +47,7 @@ from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.snapshot import SnapshotParts
 
 if TYPE_CHECKING:
+    from nodeagent.commands.check_node_fit import NodeFitCheck
     from nodeagent.kube.transport import Transport
     from nodeagent.kube.volume_lookup import Claim, ClaimLocation
     from nodeagent.sampling.disk.measurement import DiskMeasurement
@@ -65,7 +66,6 @@ UNATTRIBUTED_TIMEOUT_S: Final = 10.0
 """With --disk: timeout of the walk of host directories, for each file system."""
 RANKABLE: Final = tuple(signal for signal in Signal if not signal.startswith("containerfs"))
 """Values of `--signal`. containerfs has no thresholds of its own: it is the same file system as nodefs or imagefs."""
-_HOSTNAME_FILES: Final = ("/proc/sys/kernel/hostname", "/etc/hostname")
 
 
 class CheckError(Exception):
@@ -158,7 +158,7 @@ class NodeChecker:
             self._host = hostfs.open_host(options.host_root)
         except Unreadable as error:
             raise CheckError(f"--host-root: {error}", exit_codes.USAGE) from error
-        self._node_name = options.loaded.config.node_name or host_name(self._host)
+        self._node_name = options.loaded.config.node_name or host_names.host_name(self._host)
         self._loaded, self._profile_notes = self._with_profiles()
         # A report has no earlier samples: it shows what an agent that has already started would do.
         self._config = self._loaded.config._replace(startup=StartupConfig(fresh_samples=1))
@@ -174,6 +174,7 @@ class NodeChecker:
         """The user of the credentials; empty if it is unknown."""
         self._claim_locations: dict[Claim, ClaimLocation] = {}
         self._disks: OneShotMeasurement | None = None
+        self._node_fit: NodeFitCheck | None = None
         self._oom_counter = OomKillCounter(self._host)
         self._kubelet = kubelet_config.read_thresholds(self._host)
         self._asked_for_configz = False
@@ -222,8 +223,13 @@ class NodeChecker:
             snapshot = snapshots.assemble_snapshot(parts._replace(disks=self._measure_disks(snapshot)))
             now = self._host.boottime()
             plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
-        if self._options.signal is not None:
-            plan = ranked_for(plan, snapshot, self._options.signal, now=now, config=self._config)
+        plan = self._ranked(plan, snapshot, now)
+        if self._config.protection.node_fit:
+            snapshot, fit_notes = self._read_node_fit(plan, snapshot)
+            listing = listing._replace(notes=(*listing.notes, *fit_notes))
+            # It decides from the same state as before, so that no grace period counts twice.
+            plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
+            plan = self._ranked(plan, snapshot, now)
         report = Report(
             snapshot=snapshot,
             plan=ranking.with_key_texts(self._with_messages(plan, snapshot)),
@@ -237,6 +243,22 @@ class NodeChecker:
             image_store=self._image_store(snapshot) if self._options.image_store else None,
         )
         return report._replace(notes=self._notes(report, listing))
+
+    def _ranked(self, plan: Plan, snapshot: NodeSnapshot, now: float) -> Plan:
+        """The plan with the eviction order for the signal of `--signal`."""
+        if self._options.signal is None:
+            return plan
+        return ranked_for(plan, snapshot, self._options.signal, now=now, config=self._config)
+
+    def _read_node_fit(self, plan: Plan, snapshot: NodeSnapshot) -> tuple[NodeSnapshot, tuple[Note, ...]]:
+        """The snapshot with whether other nodes take the first pods, where the report needs it."""
+        from nodeagent.commands import check_node_fit
+
+        if not check_node_fit.is_wanted(plan, config=self._config, on_request=self._options.signal is not None):
+            return snapshot, ()
+        if self._node_fit is None:
+            self._node_fit = check_node_fit.NodeFitCheck(self._host.boottime)
+        return self._node_fit.read(plan, snapshot, self._transport, node_name=self._node_name)
 
     def _memory_volumes(self) -> tuple[MemoryVolume, ...]:
         if self._host.recorded:
@@ -456,22 +478,6 @@ def _unmatched_pods(snapshot: NodeSnapshot, listing: PodListing) -> tuple[Note, 
     return (Note(NoteKind.PODS, message),)
 
 
-def host_name(host: Host) -> str:
-    """The host's name as the kubelet uses it (lower case), or `unknown`."""
-    if host.root == "/":
-        return os.uname().nodename.lower()
-    if host.recorded:
-        return _recorded_name(host)
-    for path in _HOSTNAME_FILES:
-        try:
-            name = host.read(path).decode("ascii", "replace").strip().lower()
-        except Unreadable:
-            continue
-        if name:
-            return name
-    return "unknown"
-
-
 def ranked_for(plan: Plan, snapshot: NodeSnapshot, signal: Signal, *, now: float, config: Config) -> Plan:
     """The same plan with the eviction order for `signal`.
 
@@ -488,12 +494,3 @@ def ranked_for(plan: Plan, snapshot: NodeSnapshot, signal: Signal, *, now: float
         config=config._replace(thresholds=(threshold,)),
     )
     return plan._replace(ranking=ranked.ranking, rank_order=ranked.rank_order, ranked_for=ranked.ranked_for)
-
-
-def _recorded_name(host: Host) -> str:
-    import json
-
-    try:
-        return str(json.loads(host.read("/listing/capture.json"))["uname"][1]).lower()
-    except (Unreadable, ValueError, KeyError, IndexError, TypeError):
-        return "unknown"

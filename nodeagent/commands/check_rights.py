@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from nodeagent.commands import check, exit_codes, node_labels, printing
+from nodeagent.commands import exit_codes, host_names, node_labels, printing
 from nodeagent.commands.check import CheckError
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
@@ -63,7 +63,7 @@ def make_review(
         raise CheckError(str(error), exit_codes.CONFIG) from error
     try:
         host = hostfs.open_host(host_root)
-        host_name = check.host_name(host)
+        host_name = host_names.host_name(host)
     except Unreadable as error:
         raise CheckError(f"--host-root: {error}", exit_codes.USAGE) from error
     name = loaded.config.node_name or host_name

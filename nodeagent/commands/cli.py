@@ -358,10 +358,10 @@ def _load_config(path: str | None, *, of_this_node: bool = False, labels: Mappin
     if labels is not None:
         return load.for_node(loaded, labels)
     if loaded.profiles is not None and of_this_node:
-        from nodeagent.commands import check, node_labels
+        from nodeagent.commands import host_names, node_labels
 
         host = open_host("/")
-        name = loaded.config.node_name or check.host_name(host)
+        name = loaded.config.node_name or host_names.host_name(host)
         return node_labels.apply(loaded, host, node_name=name, given=None, api="never")[0]
     if loaded.profiles is not None:
         command = f"nodeagent config show --config {path} --node-labels KEY=VALUE"
@@ -370,7 +370,7 @@ def _load_config(path: str | None, *, of_this_node: bool = False, labels: Mappin
 
 
 def _config_show(options: Options) -> int:
-    from nodeagent.commands import check, node_labels
+    from nodeagent.commands import host_names, node_labels
     from nodeagent.config import above_kubelet, load, problems, show
     from nodeagent.sampling.hostfs.host import Unreadable, open_host
     from nodeagent.sampling.node import kubelet_config
@@ -383,7 +383,7 @@ def _config_show(options: Options) -> int:
         raise _FailureError(str(error), exit_codes.CONFIG) from error
     except Unreadable as error:
         raise _FailureError(f"--host-root: {error}", exit_codes.USAGE) from error
-    name = loaded.config.node_name or check.host_name(host)
+    name = loaded.config.node_name or host_names.host_name(host)
     loaded, notes = node_labels.apply(loaded, host, node_name=name, given=options.node_labels)
     loaded = loaded._replace(config=above_kubelet.keep_above(loaded.config, reading.known or ()))
     text = show.show(loaded, notes=(*notes, *(reading.notes if loaded.config.above_kubelet else ())))

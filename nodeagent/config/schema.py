@@ -203,6 +203,9 @@ class ProtectionConfig(NamedTuple):
     """Soft tier: protect the pods of a ReplicaSet or StatefulSet that lacks ready replicas elsewhere, such as the
     replacement of an earlier victim that no node takes, at most this long; also while its replicas are unknown. `0s`:
     off. Needs the rights of examples/replacements.yaml."""
+    node_fit: bool = False
+    """Soft tier: evict only a pod that another node takes, by the checks of the descheduler's `nodeFit`; none while
+    that is unknown. Needs the rights of examples/node-fit.yaml, and a ServiceAccount."""
     unknown_pods: bool = True
     """Protect pods that the API server does not list."""
     node_maintenance: bool = True

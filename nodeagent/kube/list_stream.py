@@ -52,10 +52,14 @@ _list_decoder = objects.Decoder(objects.ObjectList)
 class Listing:
     """One list. Iterate over it once; `version` is set when the iteration has ended."""
 
-    def __init__(self, transport: Transport, path: str, query: dict[str, str]) -> None:
-        """`query`: a selector and a resourceVersion for the first page."""
+    def __init__(
+        self, transport: Transport, path: str, query: dict[str, str], *, as_service_account: bool = False
+    ) -> None:
+        """`query`: a selector and a resourceVersion for the first page. `as_service_account`: never as the own node,
+        which may not list the objects of others."""
         self._transport = transport
         self._path = path
+        self._user = "" if as_service_account else None
         self._query = {"limit": str(PAGE), **query}
         self.version = ""
         """metadata.resourceVersion."""
@@ -80,7 +84,10 @@ class Listing:
         splitter = _Splitter()
         transport = self._transport
         with transport.stream(
-            f"{self._path}?{urlencode(self._query)}", idle_s=transport.request_timeout_s, total_s=PAGE_TIMEOUT_S
+            f"{self._path}?{urlencode(self._query)}",
+            idle_s=transport.request_timeout_s,
+            total_s=PAGE_TIMEOUT_S,
+            user=self._user,
         ) as stream:
             for chunk in stream.chunks():
                 yield from splitter.feed(chunk)

@@ -62,6 +62,8 @@ class Scope(enum.StrEnum):
     ALL = "all"
     PODS_OF_NODE = "pods of the node"
     """With the field selector `spec.nodeName`."""
+    OTHER_NODES = "other nodes"
+    """All Nodes, and the pods of any of them."""
     OWN_NODE = "own node"
     """The Node by its name, or by the field selector `metadata.name`."""
     LEASE_NAMESPACE = "namespace of the Leases"
@@ -154,6 +156,10 @@ def _replacements(config: Config) -> bool:
     return config.protection.replacement_wait_s > 0
 
 
+def _node_fit(config: Config) -> bool:
+    return config.protection.node_fit
+
+
 def _finds_node_by_address(config: Config) -> bool:
     return not config.node_name
 
@@ -173,6 +179,10 @@ _VOLUMES = (
 _OWNERS = (
     "missing replicas (protection.replacementWait)",
     "the soft tier waits protection.replacementWait before each eviction: the replicas of the owner are unknown",
+)
+_NODE_FIT = (
+    "room on other nodes (protection.nodeFit)",
+    "the soft tier evicts nothing: whether another node takes a pod is unknown",
 )
 _EVENTS = ("Events on pods and the Node", "no Events: acts are in the log and the records only")
 _OVERRIDE = ("escalation.onBlocked: delete", "the hard tier does not evict a pod that a PDB protects")
@@ -243,6 +253,8 @@ RIGHTS: Final = (
     Right("get", "", "persistentvolumes", *_VOLUMES, Need.FEATURE, _NODE, Scope.MOUNTED, _node_bound),
     Right("get", "apps", "replicasets", *_OWNERS, Need.FEATURE, _ACCOUNT, used=_replacements),
     Right("get", "apps", "statefulsets", *_OWNERS, Need.FEATURE, _ACCOUNT, used=_replacements),
+    Right("list", "", "nodes", *_NODE_FIT, Need.FEATURE, _ACCOUNT, Scope.OTHER_NODES, _node_fit),
+    Right("list", "", "pods", *_NODE_FIT, Need.FEATURE, _ACCOUNT, Scope.OTHER_NODES, _node_fit),
     *EVENTS,
     Right("patch", "", "pods/status", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),
     Right("delete", "", "pods", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),

@@ -109,7 +109,7 @@ class Transport:
     ) -> Response:
         """One request, answered as the API defines it within `timeout_s` (default: the transport's), or `ApiError`. A
         body of another `accept`ed type than JSON is returned unchecked. `user`: impersonate this user, or none with an
-        empty one, whatever the identity is; only for a probe."""
+        empty one, whatever the identity is; only for a probe, and for what the own node may not read."""
         limits = self._limits(timeout_s)
         with _as_step(method, path, limit_s=limits.idle_s):
             try:
@@ -125,14 +125,15 @@ class Transport:
                 raise self._failure(error, limits) from error
 
     @contextmanager
-    def stream(self, path: str, *, idle_s: float, total_s: float) -> Iterator[LineStream]:
-        """A GET whose answer arrives line by line, with at most `idle_s` without a byte and `total_s` in all.
+    def stream(self, path: str, *, idle_s: float, total_s: float, user: str | None = None) -> Iterator[LineStream]:
+        """A GET whose answer arrives line by line, with at most `idle_s` without a byte and `total_s` in all. `user`:
+        as for `request`; empty for what the own node may not read.
 
         The headers must arrive within the transport's request timeout. Raises `ApiError` as `request` does.
         """
         limits = self._limits(None)
         with _as_step("GET", path, limit_s=limits.idle_s):
-            response = self._answer("GET", path, None, JSON, limits=limits, accept=JSON)
+            response = self._answer("GET", path, None, JSON, limits=limits, accept=JSON, user=user)
         limits.deadline = time.monotonic() + total_s
         limits.idle_s = idle_s
         stream = LineStream(response, limits)

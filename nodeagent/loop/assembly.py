@@ -338,6 +338,7 @@ def _session_inputs(config: Config) -> tuple[object, ...]:
         protection.annotations,
         protection.disruption_budgets,
         protection.replacement_wait_s > 0,
+        protection.node_fit,
         protection.node_maintenance,
         bool(config.profiles),
     )

@@ -34,6 +34,7 @@ class NoteKind(enum.StrEnum):
     MEMORY = "memory", "One figure of the available memory is unknown."
     MEMORY_PRESSURE = "MemoryPressure", "The kubelet also writes this condition."
     NODE_CONDITIONS = "node conditions", "Conditions cannot be written."
+    NODE_FIT = "node fit", "Whether another node takes a pod; or why that cannot be read."
     NODE_OBJECT = "node object", "The own Node object cannot be read."
     OOM_KILLS = "OOM kills", "The kernel ended processes because memory was short, or cannot be asked for it."
     OOM_SCORES = "OOM scores", "oom_score_adj of pods was raised, or cannot be written."

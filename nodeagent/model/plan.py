@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from nodeagent.model.hooks import HookOrder
 from nodeagent.model.notes import Note
-from nodeagent.model.pods import OwnerLookup, Pod, PodView
+from nodeagent.model.pods import NodeFitLookup, OwnerLookup, Pod, PodView
 from nodeagent.model.refusals import Refusal, RefusalCode
 from nodeagent.model.signals import ConditionType, Signal, Threshold, Tier
 from nodeagent.model.snapshot import MemoryFigures, Observation
@@ -283,3 +283,5 @@ class Plan(NamedTuple):
     """The hooks to run now, before the soft tier evicts."""
     owner_lookups: tuple[OwnerLookup, ...] = ()
     """The owners whose replicas a later decision needs."""
+    node_fit_lookups: tuple[NodeFitLookup, ...] = ()
+    """The pods of which a later decision needs to know whether another node takes them."""

@@ -247,6 +247,27 @@ class OwnerReplicas(NamedTuple):
     """Why the last request failed; empty if it did not."""
 
 
+class NodeFitLookup(NamedTuple):
+    """A pod of this node of which it is to be read whether another node takes it."""
+
+    pod_uid: str
+    not_before: float = 0.0
+    """CLOCK_BOOTTIME: an earlier reading does not count."""
+
+
+class NodeFit(NamedTuple):
+    """Whether another node takes a pod, as far as was read (`protection.nodeFit`)."""
+
+    read_at: float | None = None
+    """CLOCK_BOOTTIME at which the last successful reading began; None before it. `node` has no meaning then."""
+    node: str = ""
+    """A node that takes it; empty if none was found."""
+    reason: str = ""
+    """Why none was found."""
+    trouble: str = ""
+    """Why the last reading failed; empty if it did not."""
+
+
 class EmptyDir(NamedTuple):
     """An emptyDir volume of a pod's spec."""
 
@@ -325,6 +346,8 @@ class Pod(NamedTuple):
     disruption_budgets: tuple[DisruptionBudget, ...] = ()
     replicas: OwnerReplicas | None = None
     """Of its owner; None if nobody wanted to know."""
+    node_fit: NodeFit | None = None
+    """Whether another node takes it; None if nobody wanted to know."""
     static: str = ""
     """The kubelet's source of the pod if that is not the API server: `file` or `http` in the kubelet's own
     list, `cgroup` when the cgroup carries a config hash. Empty for every pod of the API server."""

@@ -247,6 +247,17 @@ class RefusalCode(enum.StrEnum):
             tiers=SOFT_TIER,
         ),
     )
+    NO_NODE_FITS = (
+        "no-node-fits",
+        _limit(
+            "Soft tier: no other node takes it, by the checks of the descheduler's `nodeFit`: schedulable and ready, "
+            "node selector and affinity, taints, requests against what is allocatable and left, anti-affinity.",
+            "The message counts the nodes by what they lack: add a node, or make the pod's requests and constraints "
+            "such that another node takes it.",
+            config_key="protection.nodeFit",
+            tiers=SOFT_TIER,
+        ),
+    )
     RATE_LIMIT_HOOK = (
         "rate-limit-hook",
         _limit(
@@ -422,6 +433,17 @@ class RefusalCode(enum.StrEnum):
             "`protection.replacementWait`.",
             "See the note `owners`: may the agent get replicasets and statefulsets (examples/replacements.yaml)?",
             config_key="protection.replacementWait",
+            tiers=SOFT_TIER,
+            wants_slot=True,
+        ),
+    )
+    WAITS_FOR_NODES = (
+        "waits-for-nodes",
+        _decision(
+            "Soft tier: whether another node takes the victim is being read, or cannot be read. The soft tier evicts "
+            "nothing until it is known, however long that takes; a hard threshold does not wait for it.",
+            "See the note `node fit`: may the ServiceAccount list nodes and pods (examples/node-fit.yaml)?",
+            config_key="protection.nodeFit",
             tiers=SOFT_TIER,
             wants_slot=True,
         ),

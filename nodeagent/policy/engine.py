@@ -155,6 +155,7 @@ def decide(
         recount=recount,
         hooks=chosen.hooks,
         owner_lookups=chosen.owner_lookups,
+        node_fit_lookups=chosen.node_fit_lookups,
     )
     after = PolicyState(
         instance=state.instance,

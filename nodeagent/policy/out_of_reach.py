@@ -7,7 +7,7 @@ A ranked pod that is not evicted has one of three kinds of reasons:
 2. A rate limit or a back-off, or a claim that is not looked up yet: `Replacement.NEVER`. The pod is evicted later or
    not at all, and no other pod is evicted in its place.
 3. A temporary one (usage unreadable, not listed by the API server, a PodDisruptionBudget, an eviction that is stuck, a
-   hook that failed, an owner that lacks replicas, a finished pod whose cgroup still exists):
+   hook that failed, an owner that lacks replicas, no node that takes it, a finished pod whose cgroup still exists):
    `Replacement.IF_SUFFICIENT`. If it holds more than other pods, they are evicted only if they alone clear the deficit
    (`selection`).
 
@@ -99,7 +99,8 @@ class ReachContext(NamedTuple):
     in_flight: in_flight.InFlightState
     limit_state: rate_limits.RateLimitState
     soft_refusals: Mapping[str, Refusal]
-    """By pod UID: why the soft tier does not evict a pod whose hook failed, or whose owner lacks replicas."""
+    """By pod UID: why the soft tier does not evict a pod whose hook failed, whose owner lacks replicas, or that no
+    other node takes."""
     now: float
     config: Config
 

@@ -18,6 +18,7 @@ from nodeagent.model import (
     Deficit,
     HookOrder,
     Method,
+    NodeFitLookup,
     NodeSnapshot,
     Note,
     NoteKind,
@@ -45,6 +46,7 @@ from nodeagent.policy import (
     in_flight,
     last_resort,
     memory_shortage,
+    node_fit,
     out_of_reach,
     pending_release,
     preconditions,
@@ -115,6 +117,7 @@ class SignalPlan(NamedTuple):
     hook_state: eviction_hook.HookState | None = None
     """None: unchanged."""
     owner_lookups: tuple[OwnerLookup, ...] = ()
+    node_fit_lookups: tuple[NodeFitLookup, ...] = ()
 
 
 class _Chosen(NamedTuple):
@@ -125,6 +128,7 @@ class _Chosen(NamedTuple):
     limit_state: RateLimitState
     hook: eviction_hook.HookStep | None = None
     owner_lookups: tuple[OwnerLookup, ...] = ()
+    node_fit_lookups: tuple[NodeFitLookup, ...] = ()
     notes: tuple[Note, ...] = ()
 
 
@@ -192,7 +196,11 @@ def plan_signal(
     if block is not None:
         return plan._replace(ranking=tuple(ranked_pods.pods), refusals=(block, *limits_reached)), limit_state
     chosen = _choose(context, target, ranked_pods, limit_state)
-    plan = plan._replace(owner_lookups=chosen.owner_lookups, notes=(*plan.notes, *chosen.notes))
+    plan = plan._replace(
+        owner_lookups=chosen.owner_lookups,
+        node_fit_lookups=chosen.node_fit_lookups,
+        notes=(*plan.notes, *chosen.notes),
+    )
     if chosen.hook is not None and chosen.hook.order is not None:
         plan = plan._replace(hooks=(chosen.hook.order,), hook_state=chosen.hook.state)
     return (
@@ -316,19 +324,27 @@ def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, 
             config=config,
         )
     incomplete = replacement.refusals(snapshot, target.tier, limit_state=limit_state, now=now, config=config)
-    selected, refusals, after = _select(context, target, ranked_pods, shortened, limit_state, incomplete)
+    unfit = node_fit.refusals(snapshot, target.tier, limit_state=limit_state, now=now, config=config)
+    excluded = {**unfit, **incomplete}
+    selected, refusals, after = _select(context, target, ranked_pods, shortened, limit_state, excluded)
     if selected and (block := preconditions.soft_tier_blocked(snapshot, target.tier)) is not None:
         selected, refusals, after = (), (*refusals, block), limit_state
     wanted = [view.pod for view in snapshot.pods if view.pod.uid in incomplete] if incomplete else []
     notes: tuple[Note, ...] = ()
     hook = None
+    fit_lookups: tuple[NodeFitLookup, ...] = ()
+    if target.tier is Tier.SOFT and (selected or unfit):
+        fit_lookups = node_fit.lookups(
+            selected, ranked_pods.pods, unfit, limit_state=limit_state, now=now, config=config
+        )
     if selected and target.tier is Tier.SOFT:
         pod = selected[0].view.pod
         wanted.insert(0, pod)
         owner = replacement.check(pod, snapshot, limit_state=limit_state, now=now, config=config)
         notes = () if owner.note is None else (owner.note,)
-        if owner.waits is not None:
-            selected, refusals, after = (), (*refusals, owner.waits), limit_state
+        waits = owner.waits or node_fit.check(pod, limit_state=limit_state, now=now, config=config)
+        if waits is not None:
+            selected, refusals, after = (), (*refusals, waits), limit_state
     if selected and target.tier is Tier.SOFT and config.hooks.before_eviction.enabled:
         hook = eviction_hook.prepare(
             context.hooks,
@@ -362,7 +378,8 @@ def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, 
             spends_tokens=position >= len(shortened),
         )
         chosen.append((victim, entry))
-    return _Chosen(chosen, refusals, after, hook, replacement.lookups(wanted, config=config), notes)
+    owners = replacement.lookups(wanted, config=config)
+    return _Chosen(chosen, refusals, after, hook, owners, fit_lookups, notes)
 
 
 def _select(
@@ -371,10 +388,10 @@ def _select(
     ranked_pods: RankedPods,
     shortened: tuple[RankedPod, ...],
     limit_state: RateLimitState,
-    incomplete: Mapping[str, Refusal],
+    excluded: Mapping[str, Refusal],
 ) -> tuple[tuple[RankedPod, ...], tuple[Refusal, ...], RateLimitState]:
-    """The pods to evict for what the shortened ones leave of the deficit. `incomplete`: the pods whose owners lack
-    replicas."""
+    """The pods to evict for what the shortened ones leave of the deficit. `excluded`: the pods whose owners lack
+    replicas, or that no other node takes."""
     left = target.deficit - sum(pod.relief or 0 for pod in shortened)
     if left <= 0:
         return (), (), limit_state
@@ -388,7 +405,7 @@ def _select(
         releasing,
         context.in_flight,
         limit_state,
-        {**eviction_hook.failures(context.hooks, target.tier, config=config), **incomplete},
+        {**eviction_hook.failures(context.hooks, target.tier, config=config), **excluded},
         now,
         config,
     )

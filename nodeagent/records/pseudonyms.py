@@ -68,6 +68,7 @@ _KINDS: Final[Mapping[str, Mapping[str, str]]] = {
     "EmptyDir": {"name": "volume"},
     "VolumeUsage": {"name": "volume"},
     "DisruptionBudget": {"name": "budget"},
+    "NodeFit": {"node": "node"},
     "NodeSnapshot": {"node": "node", "own_pod_uid": _UID},
     "RecordedSample": {"plan_id": _KEEP},
     "RecordingHeader": {"node": "node", "version": _KEEP, "instance": _KEEP, "kernel": _KEEP},

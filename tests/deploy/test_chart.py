@@ -232,6 +232,10 @@ def test_rights_follow_the_version_and_the_configuration(render: Render) -> None
     waiting = render(config={"protection": {"replacementWait": "10m"}})
     assert waiting["ClusterRole", "nodeagent-replacements"]["rules"][0]["verbs"] == ["get"]
     assert ("ClusterRoleBinding", "nodeagent-replacements") in waiting
+    assert ("ClusterRole", "nodeagent-node-fit") not in default
+    fitting = render(config={"protection": {"nodeFit": True}})
+    assert fitting["ClusterRole", "nodeagent-node-fit"]["rules"][0]["verbs"] == ["list"]
+    assert ("ClusterRoleBinding", "nodeagent-node-fit") in fitting
     assert not [kind for kind, _ in render(admissionPolicies=False) if kind.startswith("ValidatingAdmission")]
 
 
@@ -347,7 +351,7 @@ def sorted_mounts(pod: dict[str, Any]) -> dict[str, Any]:
 
 def test_all_components_go_together(kustomize: str, tmp_path: Path) -> None:
     objects = with_components(
-        kustomize, tmp_path, "dry-run", "brake", "leases", "replacements", "kubernetes-1.35", "monitoring"
+        kustomize, tmp_path, "dry-run", "brake", "leases", "replacements", "node-fit", "kubernetes-1.35", "monitoring"
     )
     assert {("Role", "nodeagent-leases"), ("ClusterRole", "nodeagent-direct"), ("PodMonitor", "nodeagent")} <= set(
         objects

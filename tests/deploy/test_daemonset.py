@@ -66,6 +66,7 @@ INSTALLED: Final = Config(mode=Mode.ENFORCE, node_name="n1")
 """What the ClusterRole is for: the name comes from the downward API."""
 OVERRIDING: Final = INSTALLED._replace(escalation=EscalationConfig(on_blocked=OnBlocked.DELETE))
 WAITING: Final = INSTALLED._replace(protection=ProtectionConfig(replacement_wait_s=600.0))
+FITTING: Final = INSTALLED._replace(protection=ProtectionConfig(node_fit=True))
 FLEET: Final = INSTALLED._replace(fleet=FleetConfig(max_concurrent_evictions=1))
 
 CAPABILITIES: Final = {
@@ -248,6 +249,15 @@ def test_the_rights_to_read_owners_are_apart_and_of_single_objects() -> None:
     role, binding = yaml.safe_load_all((REPOSITORY / "examples" / "replacements.yaml").read_text(encoding="utf-8"))
     assert sorted(rules_of(role)) == sorted(rules_for(WAITING) - rules_for(INSTALLED))
     assert {rule.verb for rule in rules_of(role)} == {"get"}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == document_of("ClusterRoleBinding")["subjects"]
+
+
+def test_the_rights_to_read_other_nodes_are_apart_and_only_list() -> None:
+    role, binding = yaml.safe_load_all((REPOSITORY / "examples" / "node-fit.yaml").read_text(encoding="utf-8"))
+    beside_the_node = rights.impersonation_rules(rights.used_by(FITTING))
+    assert sorted(rules_of(role)) == sorted(beside_the_node - rights.impersonation_rules(rights.used_by(INSTALLED)))
+    assert {rule.verb for rule in rules_of(role)} == {"list"}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == document_of("ClusterRoleBinding")["subjects"]
 

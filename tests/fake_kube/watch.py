@@ -190,10 +190,11 @@ def field_selector(request: Request, target: Target) -> Callable[[Json], bool]:
     known = {
         "metadata.name": lambda entry: entry["metadata"]["name"],
         "spec.nodeName": lambda entry: entry.get("spec", {}).get("nodeName"),
+        "status.phase": lambda entry: entry.get("status", {}).get("phase"),
     }
     terms = (term.partition("=") for term in text.split(",") if term)
     wanted = [(field.removesuffix("!"), value, not field.endswith("!")) for field, _, value in terms]
     for field, _, _ in wanted:
-        if field not in known or (field == "spec.nodeName" and target.resource != "pods"):
+        if field not in known or (field in ("spec.nodeName", "status.phase") and target.resource != "pods"):
             raise RefusedError(400, "BadRequest", f"field label not supported: {field}")
     return lambda entry: all((known[field](entry) == value) is same for field, value, same in wanted)

@@ -26,6 +26,7 @@ COPIES: Final = {
     "kustomize/components/non-root/patch.yaml": "examples/daemonset-non-root.yaml",
     "kustomize/components/leases/leases.yaml": "examples/fleet-leases.yaml",
     "kustomize/components/replacements/replacements.yaml": "examples/replacements.yaml",
+    "kustomize/components/node-fit/node-fit.yaml": "examples/node-fit.yaml",
     "kustomize/components/kubernetes-1.35/rights.yaml": "examples/kubernetes-1.35.yaml",
     "kustomize/components/monitoring/podmonitor.yaml": "monitoring/podmonitor.yaml",
     "kustomize/components/monitoring/prometheusrule.yaml": "monitoring/prometheusrule.yaml",
@@ -59,11 +60,16 @@ def files() -> dict[str, str]:
             'dig "protection" "replacementWait" "" .Values.config',
             "---\n".join(_template(text) for text in _documents(read["examples/replacements.yaml"])),
         ),
+        "node-fit": _if(
+            'dig "protection" "nodeFit" false .Values.config',
+            "---\n".join(_template(text) for text in _documents(read["examples/node-fit.yaml"])),
+        ),
     }
     sources = {
         "direct-rights": "examples/kubernetes-1.35.yaml",
         "leases": "examples/fleet-leases.yaml",
         "replacements": "examples/replacements.yaml",
+        "node-fit": "examples/node-fit.yaml",
     }
     return {
         **{copy: read[source] for copy, source in COPIES.items()},

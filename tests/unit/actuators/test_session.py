@@ -31,6 +31,7 @@ from nodeagent.model import (
     ConditionVerdict,
     DisruptionBudget,
     Method,
+    NodeFitLookup,
     NoteKind,
     Outcome,
     OutcomeKind,
@@ -471,6 +472,26 @@ def test_the_replicas_of_an_owner_are_read_once_a_plan_wants_them(
     assert not api.sent("GET", "/replicasets")
     agent.announce(plan._replace(owner_lookups=(OwnerLookup("shop", owner),)))
     eventually(lambda: (found := agent.pods().pods[1].replicas) is not None and (found.desired, found.ready) == (2, 1))
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_other_nodes_are_read_once_a_plan_wants_to_know_whether_one_takes_a_pod(
+    api: ApiServer, session: Callable[..., ClusterSession], mode: Mode
+) -> None:
+    """In a dry run, too: it reads what a real decision would."""
+    agent = session(Config(mode=mode, protection=ProtectionConfig(node_fit=True)))
+    api.add_pod(pod("web", namespace="shop", owner=("ReplicaSet", "web")))
+    eventually(lambda: len(agent.pods().pods) == 2)
+    uid = agent.pods().pods[1].uid
+    plan = Plan("p-1", 1.0, 1.0, (), ())
+    agent.announce(plan)
+    assert agent.pods().pods[1].node_fit is None
+    api.forbid("list", "nodes")
+    agent.announce(plan._replace(node_fit_lookups=(NodeFitLookup(uid),)))
+    eventually(lambda: (fit := agent.pods().pods[1].node_fit) is not None and fit.trouble)
+    assert [note.kind for note in agent.notes() if note.kind is NoteKind.NODE_FIT] == [NoteKind.NODE_FIT]
+    api.allow("list", "nodes")
+    eventually(lambda: (fit := agent.pods().pods[1].node_fit) is not None and fit.read_at is not None)
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -137,6 +137,8 @@ SHIPPED = {
     },
     "examples/kubernetes-1.35.yaml": "2 Kubernetes objects (ClusterRole, ClusterRoleBinding), without a configuration "
     "of nodeagent",
+    "examples/node-fit.yaml": "2 Kubernetes objects (ClusterRole, ClusterRoleBinding), without a configuration of "
+    "nodeagent",
     "examples/nodeagent.yaml": "valid",
     "examples/pools.yaml": "valid",
     "examples/replacements.yaml": "2 Kubernetes objects (ClusterRole, ClusterRoleBinding), without a configuration of "
