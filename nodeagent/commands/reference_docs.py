@@ -69,8 +69,12 @@ By default no label contains a pod, a namespace or an owner: Events, the log and
 change with the pods, so that their number in a Prometheus grows with each pod that was ever among the largest; and a
 scrape configuration that sets `namespace` or `pod` needs `honor_labels: true`, as in monitoring/.
 
-An unknown value has no series. Ages are computed at the scrape on CLOCK_BOOTTIME: they grow while the loop is stuck and
-ignore clock jumps.
+An unknown value has no series. Counters whose labels are known begin at 0, so that `increase` sees the first event:
+failures, decisions, lost races, OOM kills, reloads, relief, and for each threshold in force evictions with the outcome
+`accepted` (in a dry run `dry-run`) and each QoS class. Other outcomes and refusals begin with their first event; for
+those the dashboards and alerts count a series that was not there before the window.
+
+Ages are computed at the scrape on CLOCK_BOOTTIME: they grow while the loop is stuck and ignore clock jumps.
 
 ## Series
 
@@ -84,7 +88,7 @@ configuration and two Grafana dashboards: one node, and the fleet. [runbooks.md]
 alert.
 
 The queries of both dashboards while a pod is evicted, from a Prometheus that scrapes a real agent, drawn by nodeagent's
-own charts and not by Grafana. Panels with `increase` show 0 for the first event of a series that was not there before.
+own charts and not by Grafana.
 
 ![The queries of the node dashboard](images/dashboard-node.png)
 

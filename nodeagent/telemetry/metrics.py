@@ -4,7 +4,7 @@
    all texts.
 2. Series are bounded: the table in `metric_families` times words from fixed lists (signals, tiers, codes), and
    `MAX_METRIC_SERIES` bounds each counter. Names of pods are labels of `pod_series` alone, and only on request.
-3. An unknown value has no series, never a zero.
+3. An unknown value has no series, never a zero. Counters with known labels begin at 0 (`initial_series`).
 
 Theory of operation. The loop's thread calls `observe_*`, any thread may call `render`. Current values (signals,
 conditions) are computed at the scrape from the last plan and snapshot, which are immutable. Counters are dicts of
@@ -46,7 +46,7 @@ from nodeagent.model import (
 )
 from nodeagent.policy import headroom
 from nodeagent.records.sample_recorder import RecorderCounts
-from nodeagent.telemetry import exposition, metric_families, pod_series
+from nodeagent.telemetry import exposition, initial_series, metric_families, pod_series
 from nodeagent.telemetry.exposition import Histogram, Series
 
 MAX_METRIC_SERIES: Final = 500
@@ -171,13 +171,13 @@ class _Awaited(NamedTuple):
 
 
 class _Counts:
-    """Integers by label values, bounded."""
+    """Integers by label values, bounded. Those that are `known` begin at 0."""
 
     __slots__ = ("_labels", "_values")
 
-    def __init__(self, labels: int) -> None:
+    def __init__(self, labels: int, known: Iterable[initial_series.Labels] = ()) -> None:
         self._labels = labels
-        self._values: dict[tuple[str, ...], int] = {}
+        self._values: dict[tuple[str, ...], int] = dict.fromkeys(known, 0)
 
     def add(self, *labels: str, by: int = 1) -> None:
         values = self._values
@@ -185,8 +185,9 @@ class _Counts:
             labels = (OTHER,) * self._labels
         values[labels] = values.get(labels, 0) + by
 
-    def series(self) -> list[Series]:
-        return list(self._values.copy().items())
+    def series(self, known: Iterable[initial_series.Labels] = ()) -> list[Series]:
+        """Of `known`, what was not counted yet is 0."""
+        return list((dict.fromkeys(known, 0) | self._values.copy()).items())
 
 
 class Metrics:
@@ -211,7 +212,7 @@ class Metrics:
         self._awaited: collections.OrderedDict[tuple[str, str], _Awaited] = collections.OrderedDict()
         self._stages = {stage: Histogram(STAGE_BOUNDS) for stage in SyncStage}
         self._relief_duration = Histogram(RELIEF_BOUNDS)
-        self._decisions = _Counts(1)
+        self._decisions = _Counts(1, initial_series.single(initial_series.DECISIONS))
         self._refusals = _Counts(1)
         self._evictions = _Counts(4)
         self._predicted = _Counts(1)
@@ -220,12 +221,12 @@ class Metrics:
         self._reclaims = _Counts(2)
         self._hooks = _Counts(1)
         self._gained = {unit: _Counts(1) for unit in metric_families.UNIT_WORDS.values()}
-        self._oom_kills = _Counts(2)
-        self._lost_races = _Counts(1)
+        self._oom_kills = _Counts(2, initial_series.OOM_KILLS)
+        self._lost_races = _Counts(1, initial_series.single(initial_series.LOST_RACES))
         self._page_cache_reclaimed = 0
         self._wakeups = _Counts(1)
-        self._failures = _Counts(1)
-        self._reloads = _Counts(1)
+        self._failures = _Counts(1, initial_series.single(Failure))
+        self._reloads = _Counts(1, initial_series.single(initial_series.RELOADS))
 
     # --- observing: the loop's thread only
 
@@ -352,11 +353,14 @@ class Metrics:
 
     def _counted(self) -> Iterator["_Sample"]:
         yield _Sample("nodeagent_syncs", (), self._syncs)
+        plan = self._last[0] if self._last is not None else None
+        evictions = initial_series.evictions(self._config, plan) if plan is not None else ()
+        relief = tuple(initial_series.relief(plan)) if plan is not None else ()
+        for labels, value in self._evictions.series(evictions):
+            yield _Sample("nodeagent_evictions", labels, value)
         for name, counts in (
             ("nodeagent_decisions", self._decisions),
             ("nodeagent_refusals", self._refusals),
-            ("nodeagent_evictions", self._evictions),
-            ("nodeagent_relief_shortfalls", self._shortfalls),
             ("nodeagent_reclaims", self._reclaims),
             ("nodeagent_hooks", self._hooks),
             ("nodeagent_oom_kills", self._oom_kills),
@@ -368,9 +372,11 @@ class Metrics:
             for labels, value in counts.series():
                 yield _Sample(name, labels, value)
         for word, counts in (("predicted", self._predicted), ("measured", self._measured)):
-            for labels, value in counts.series():
+            for labels, value in counts.series(relief):
                 unit = _unit(labels[0])
                 yield _Sample(f"nodeagent_relief_{word}_{unit}", labels, value)
+        for labels, value in self._shortfalls.series(relief):
+            yield _Sample("nodeagent_relief_shortfalls", labels, value)
         for unit, counts in self._gained.items():
             for labels, value in counts.series():
                 yield _Sample(f"nodeagent_reclaim_gained_{unit}", labels, value)

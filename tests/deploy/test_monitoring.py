@@ -54,9 +54,9 @@ FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
     "NodeAgentPressureWithoutVictim": ((_REFUSALS + '"futile"}', "0x50 0+30x640"),),
     "NodeAgentRateLimited": ((_REFUSALS + '"rate-limit-node"}', "0x40 0+30x640"),),
     "NodeAgentBlockedByDisruptionBudgets": (
-        (f'nodeagent_evictions_total{{{NODE}, outcome="blocked-by-pdb"}}', "0x50 0+1x640"),
+        (f'nodeagent_evictions_total{{{NODE}, outcome="blocked-by-pdb"}}', "_x50 4x650"),
     ),
-    "NodeAgentMissingRight": ((f'nodeagent_evictions_total{{{NODE}, outcome="forbidden"}}', "0x55 0+1x640"),),
+    "NodeAgentMissingRight": ((f'nodeagent_evictions_total{{{NODE}, outcome="forbidden"}}', "_x55 1x645"),),
     "NodeAgentReliefShortfall": (
         (f'nodeagent_relief_shortfalls_total{{{NODE}, signal="memory.available"}}', "_x50 1x640"),
     ),
@@ -80,6 +80,16 @@ def case(series: tuple[tuple[str, str], ...], *names: str, slow: bool = False) -
         "input_series": [{"series": name, "values": text} for name, text in values.items()],
         "alert_rule_test": [{"eval_time": at, "alertname": name, "exp_alerts": []} for name in names],
     }
+
+
+FIRST_EVENTS = (
+    (f'nodeagent_build_info{{{NODE}, version="0.1.0"}}', "1x60"),
+    (f'nodeagent_evictions_total{{{NODE}, signal="memory.available", tier="hard", outcome="accepted"}}', "0x30 1x30"),
+    (f'nodeagent_evictions_total{{{NODE}, signal="memory.available", tier="hard", outcome="forbidden"}}', "_x31 1x30"),
+    (f'nodeagent_lost_races_total{{{NODE}, loss="not-met"}}', "0x30 1x30"),
+    (f'nodeagent_refusals_total{{{NODE}, code="futile"}}', "_x31 1x30"),
+)
+"""One of each, at minute 31. Those whose labels the agent knows before begin at 0 (`telemetry.initial_series`)."""
 
 
 def run_promtool(tmp_path: Path, *cases: dict[str, Any]) -> subprocess.CompletedProcess[str]:
@@ -108,6 +118,51 @@ def test_each_alert_fires_on_its_fault_with_every_label_of_its_texts(alert: Aler
     assert alert.runbook_url in got
     assert "<no value>" not in got
     assert "error expanding" not in got.lower()
+
+
+@needs_promtool
+def test_each_panel_of_events_shows_the_first_one_and_before_it_none(tmp_path: Path) -> None:
+    queries = {where: expr for where, expr in expressions().items() if "increase(" in expr and "/" in where}
+    assert {where.split("/")[1] for where in queries} == {
+        "Evictions by outcome",
+        "Evicted in the range",
+        "Races lost in the range",
+        "Evictions by signal and tier",
+        "Outcomes of eviction requests",
+        "Refusals by code",
+    }
+    steps = []
+    for expr in queries.values():
+        for variable, value in (("$__rate_interval", "5m"), ("$__range", "20m"), ("$node", "n1")):
+            expr = expr.replace(variable, value)  # noqa: PLW2901 - as Grafana does
+        for minute, shown in (("30m", 0), ("31m", 1), ("33m", 1), ("55m", 0)):
+            samples = [{"labels": "{}", "value": shown}]
+            steps.append({"expr": f"max(({expr}) > bool 0)", "eval_time": minute, "exp_samples": samples})
+    series = [{"series": name, "values": text} for name, text in FIRST_EVENTS]
+    done = run_promtool(tmp_path, {"interval": "1m", "input_series": series, "promql_expr_test": steps})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_a_gap_in_the_scrapes_is_not_shown_as_events(tmp_path: Path) -> None:
+    """Where an event before the gap had no series at 0, its count is there again after the gap."""
+    series = {
+        f'nodeagent_build_info{{{NODE}, version="0.1.0"}}': "1x20 _x20 1x20",
+        f'nodeagent_evictions_total{{{NODE}, outcome="forbidden"}}': "7x20 _x20 7x20",
+    }
+    [expr] = [expr for where, expr in expressions().items() if "Outcomes of eviction requests" in where]
+    step = {
+        "expr": f"max({expr.replace('$__rate_interval', '5m')})",
+        "eval_time": "42m",
+        "exp_samples": [{"labels": "{}", "value": 0}],
+    }
+    case_ = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": text} for name, text in series.items()],
+        "promql_expr_test": [step],
+    }
+    done = run_promtool(tmp_path, case_)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_has_its_fault_and_its_runbook() -> None:

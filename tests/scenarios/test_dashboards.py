@@ -43,6 +43,12 @@ def test_no_panel_is_empty_after_an_eviction_and_the_figures_are_those_of_the_ag
         for dashboard in (NODE, FLEET):
             for panel in dashboard.panels:
                 for query in panel.queries:
+                    if "increase(nodeagent_evictions" in query.expr:
+                        shown = f"max(max_over_time(({scraped_agent.expression(query)})[10m:1s])) > 0"
+                        until(functools.partial(prometheus.query, shown), f"the first eviction in {panel.title}")
+        for dashboard in (NODE, FLEET):
+            for panel in dashboard.panels:
+                for query in panel.queries:
                     expr = scraped_agent.expression(query)
                     what = f"data of {dashboard.title}, {panel.title}, {query.legend}: {expr}"
                     until(functools.partial(prometheus.query, expr), what, timeout_s=40)

@@ -29,6 +29,12 @@ def increased(counter: str, window: str) -> str:
     return f"increase({counter}[{window}]) > 0 or ({counter} > 0 unless {counter} offset {window})"
 
 
+def evictions_with(outcomes: str, window: str) -> str:
+    """How many evictions ended so within the window, by series. Most outcomes have none before the first."""
+    counter = f'nodeagent_evictions_total{{outcome=~"{outcomes}"}}'
+    return f"(({counter} unless {counter} offset {window}) or increase({counter}[{window}]))"
+
+
 ALERTS: Final = (
     Alert(
         "NodeAgentMissing",
@@ -140,8 +146,7 @@ ALERTS: Final = (
         "NodeAgentBlockedByDisruptionBudgets",
         "warning",
         "0m",
-        "sum by (node, instance) (increase(nodeagent_evictions_total"
-        '{outcome=~"blocked-by-pdb|pdb-conflict"}[15m])) > 3',
+        f"sum by (node, instance) {evictions_with('blocked-by-pdb|pdb-conflict', '15m')} > 3",
         "PodDisruptionBudgets refuse evictions on {{ $labels.node }}",
         "More than three evictions within 15 minutes were refused because a PodDisruptionBudget allows none.",
     ),
@@ -149,8 +154,7 @@ ALERTS: Final = (
         "NodeAgentMissingRight",
         "critical",
         "0m",
-        "sum by (node, instance, outcome) (increase(nodeagent_evictions_total"
-        '{outcome=~"forbidden|unauthorized"}[15m])) > 0',
+        f"sum by (node, instance, outcome) {evictions_with('forbidden|unauthorized', '15m')} > 0",
         "nodeagent on {{ $labels.node }} may not evict ({{ $labels.outcome }})",
         "The API server refused an eviction for a missing right.",
     ),

@@ -36,6 +36,13 @@ def or_zero(expr: str) -> str:
     return f"({expr}) or vector(0)"
 
 
+def increased(counter: str, window: str = "$__rate_interval") -> str:
+    """How much the counter grew within the window, also if it began in it: `increase` does not see the step from no
+    series to 1. Only where the agent was scraped before: after a gap the whole count would be taken for new."""
+    begun = f"({counter} unless {counter} offset {window})"
+    return f"({begun} and on (node, instance) nodeagent_build_info offset {window}) or increase({counter}[{window}])"
+
+
 _N: Final = '{node="$node"}'
 
 NODE: Final = Dashboard(
@@ -109,9 +116,7 @@ NODE: Final = Dashboard(
             "Evictions by outcome",
             (
                 Query(
-                    or_zero(
-                        'sum by (outcome, signal) (increase(nodeagent_evictions_total{node="$node"}[$__rate_interval]))'
-                    ),
+                    or_zero(f"sum by (outcome, signal) ({increased(f'nodeagent_evictions_total{_N}')})"),
                     "{{outcome}} {{signal}}",
                 ),
             ),
@@ -120,7 +125,7 @@ NODE: Final = Dashboard(
             "Refusals by code",
             (
                 Query(
-                    or_zero('sum by (code) (increase(nodeagent_refusals_total{node="$node"}[$__rate_interval]))'),
+                    or_zero(f"sum by (code) ({increased(f'nodeagent_refusals_total{_N}')})"),
                     "{{code}}",
                 ),
             ),
@@ -243,7 +248,7 @@ FLEET: Final = Dashboard(
             "Outcomes of eviction requests",
             (
                 Query(
-                    or_zero("sum by (outcome) (increase(nodeagent_evictions_total[$__rate_interval]))"),
+                    or_zero(f"sum by (outcome) ({increased('nodeagent_evictions_total')})"),
                     "{{outcome}}",
                 ),
             ),
@@ -275,7 +280,7 @@ FLEET: Final = Dashboard(
             "Refusals by code",
             (
                 Query(
-                    or_zero("sum by (code) (increase(nodeagent_refusals_total[$__rate_interval]))"),
+                    or_zero(f"sum by (code) ({increased('nodeagent_refusals_total')})"),
                     "{{code}}",
                 ),
             ),
