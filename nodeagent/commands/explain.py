@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nodeagent.commands import html_file, printing, standard_streams
 from nodeagent.commands.arguments_common import Since
-from nodeagent.records import flight_recorder, recording
+from nodeagent.records import flight_recorder, recorder_paths, recording
 from nodeagent.records.recording import Recording, RecordingError
 from nodeagent.report import (
     explain,
@@ -86,7 +86,7 @@ def open_source(place: Path, *, now: float, samples_at: Path | None = None) -> S
     records = [place / name for name in (flight_recorder.DECISIONS_FILE, flight_recorder.OLDER_FILE)]
     if found is not None and samples_at is None and not any(each.exists() for each in records):
         decisions = recorded_decisions.group(found.records())
-    elif found is None and place.suffix in (".zip", recording.SUFFIX):
+    elif found is None and place.suffix in (".zip", recorder_paths.SUFFIX):
         raise ExplainError(missing)
     else:
         decisions = recorded_decisions.read_decisions(place)

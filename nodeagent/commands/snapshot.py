@@ -21,7 +21,7 @@ from nodeagent.commands import exit_codes, standard_streams
 from nodeagent.config import load
 from nodeagent.config.schema import Config
 from nodeagent.model import Unit, units
-from nodeagent.records import kept_snapshots, pseudonyms, recording, snapshot_build, snapshot_documents
+from nodeagent.records import kept_snapshots, pseudonyms, recorder_paths, recording, snapshot_build, snapshot_documents
 from nodeagent.records.recording import Recording, RecordingError
 from nodeagent.records.snapshot_build import Window
 from nodeagent.records.snapshot_file import Manifest, SnapshotError
@@ -124,7 +124,7 @@ def show_list(state_dir: str | None, config: Config) -> int:
                 Cell(units.format_amount(each.size, Unit.BYTES)),
                 Cell(wording.escape_terminal(str(each.path))),
             )
-            for each in kept_snapshots.listed(kept_snapshots.directory_of(config, state_dir=state_dir))
+            for each in kept_snapshots.listed(recorder_paths.snapshots_directory(config, state_dir=state_dir))
         ]
     )
     standard_streams.write_output(text.render((Section("SNAPSHOTS", columns, rows),)) if rows else "no snapshots\n")

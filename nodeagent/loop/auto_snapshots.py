@@ -13,25 +13,14 @@ Theory of operation. An event is due some seconds later, so that the file also h
 when every decision since `LASTED_S` refused to evict; it is written once, until a decision refuses nothing.
 """
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent import __version__
 from nodeagent.config.load import LoadedConfig
 from nodeagent.model import Note, NoteKind, OomReport, Plan
-from nodeagent.records import (
-    kept_snapshots,
-    recording,
-    sample_recorder,
-    segment_files,
-    snapshot_build,
-    snapshot_documents,
-)
-from nodeagent.records.recording import RecordingError
-from nodeagent.records.snapshot_build import Window
-from nodeagent.records.snapshot_file import Manifest, SnapshotError
+from nodeagent.records import recorder_paths, sample_recorder
+from nodeagent.records.recorder_paths import SnapshotPlace
 from nodeagent.runtime import workers
 from nodeagent.sampling.hostfs.host import Host
 
@@ -63,25 +52,14 @@ def open_snapshots(
         return None
     state_dir, on_disk = Path(config.state_dir), config.recorder.dir
     max_bytes = limits.max_bytes.quantity or 0
-    place = Place(
-        samples=Path(on_disk) if on_disk else state_dir / recording.DIRECTORY,
+    place = SnapshotPlace(
+        samples=Path(on_disk) if on_disk else state_dir / recorder_paths.SAMPLES,
         records=state_dir,
-        directory=kept_snapshots.directory_of(config),
+        directory=recorder_paths.snapshots_directory(config),
         most=limits.max,
         max_bytes=max_bytes if on_disk else min(max_bytes, MAX_BYTES_IN_MEMORY),
     )
     return AutoSnapshots(place, node=node, host=host, loaded=loaded, log=log)
-
-
-class Place(NamedTuple):
-    """Where the recording is, and where the files go."""
-
-    samples: Path
-    records: Path
-    """The state directory."""
-    directory: Path
-    most: int
-    max_bytes: int
 
 
 class _Due(NamedTuple):
@@ -105,7 +83,7 @@ class AutoSnapshots:
 
     def __init__(
         self,
-        place: Place,
+        place: SnapshotPlace,
         *,
         node: str,
         host: Host,
@@ -185,40 +163,16 @@ class AutoSnapshots:
     # --- in the thread -----------------------------------------------------------------------------------------------
 
     def _write(self, due: _Due) -> None:
-        place = self._place
+        directory = self._place.directory
         try:
-            with workers.step(f"writing {place.directory}", limit_s=WRITE_LIMIT_S):
-                if segment_files.device_of(place.directory) in self._short_devices:
-                    raise SnapshotError(f"{place.directory}: its file system is below a threshold")
-                if segment_files.is_short(place.directory, further=place.max_bytes):
-                    raise SnapshotError(f"{place.directory}: its file system is short of space")
-                name = kept_snapshots.file_name(due.reason, due.id, wall=due.wall)
-                path, size = kept_snapshots.keep(
-                    place.directory,
-                    name,
-                    lambda file: self._build(file, due),
-                    most=place.most,
-                    max_bytes=place.max_bytes,
-                )
-                self._result = _Result(path, size, "", due)
-        except (SnapshotError, RecordingError) as error:
-            self._result = _Result(None, 0, str(error), due)
-        except OSError as error:
-            self._result = _Result(None, 0, f"{place.directory}: {error.strerror or error}", due)
-        except BaseException:
-            self._result = _Result(None, 0, f"{place.directory}: a defect of nodeagent", due)
-            raise
+            with workers.step(f"writing {directory}", limit_s=WRITE_LIMIT_S):
+                from nodeagent.loop import snapshot_job
 
-    def _build(self, file: IO[bytes], due: _Due) -> None:
-        place, wall = self._place, time.time()
-        found = recording.open_recording(place.samples, records=place.records)
-        window = Window(due.wall - snapshot_build.BEFORE_S, None)
-        snapshot_build.build(
-            file,
-            name=due.reason,
-            recording=found,
-            documents=snapshot_documents.read_documents(self._host, self._loaded, found),
-            manifest=Manifest(self._node, __version__, wall, due.reason, due.id, window.since, wall),
-            window=window,
-            max_bytes=place.max_bytes,
-        )
+                job = snapshot_job.SnapshotJob(
+                    self._place, self._node, self._host, self._loaded, due.reason, due.id, due.wall
+                )
+                written = snapshot_job.write(job, short_devices=self._short_devices)
+            self._result = _Result(written.path, written.size, written.trouble, due)
+        except BaseException:
+            self._result = _Result(None, 0, f"{directory}: a defect of nodeagent", due)
+            raise

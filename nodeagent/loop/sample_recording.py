@@ -11,7 +11,7 @@ from nodeagent.config import show
 from nodeagent.config.load import LoadedConfig
 from nodeagent.model import NodeSnapshot, Note, Plan, Threshold, ZombieCount
 from nodeagent.model.recording import RecordedSample, RecordingHeader
-from nodeagent.records import recording
+from nodeagent.records import recorder_paths
 from nodeagent.records.sample_recorder import RecorderCounts, SampleRecorder
 
 MAX_BYTES_IN_MEMORY: Final = 8 << 20
@@ -51,7 +51,7 @@ def open_recorder(facts: HeaderFacts, *, kubelet: Callable[[], tuple[Threshold, 
     most = config.recorder.max_bytes.quantity or 0
     if config.recorder.dir:
         return SampleRecorder(Path(config.recorder.dir), max_bytes=most, header=header)
-    directory = Path(config.state_dir) / recording.DIRECTORY
+    directory = Path(config.state_dir) / recorder_paths.SAMPLES
     return SampleRecorder(directory, max_bytes=min(most, MAX_BYTES_IN_MEMORY), header=header)
 
 

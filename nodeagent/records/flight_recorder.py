@@ -34,8 +34,7 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy.state import PolicyState
-from nodeagent.records import snapshot_file, state_file, utf8
-from nodeagent.records.snapshot_file import SnapshotError, SnapshotFile
+from nodeagent.records import state_file, utf8
 from nodeagent.runtime import regular_files
 
 MAX_FILE_BYTES: Final = 8 * 2**20
@@ -124,6 +123,8 @@ class FlightRecorder:
 def read_records(location: Path) -> Iterator[dict[str, Any]]:
     """The records of a state directory, of one file of records or of a snapshot file, oldest first. Raises
     RecordsError."""
+    from nodeagent.records import snapshot_file  # an agent writes records and reads none
+
     try:
         if snapshot_file.is_snapshot(location):
             yield from _in_snapshot(location)
@@ -142,10 +143,12 @@ def read_records(location: Path) -> Iterator[dict[str, Any]]:
 
 
 def _in_snapshot(path: Path) -> Iterator[dict[str, Any]]:
+    from nodeagent.records import snapshot_file
+
     try:
-        with SnapshotFile(path) as found:
+        with snapshot_file.SnapshotFile(path) as found:
             data = found.read(snapshot_file.DECISIONS)
-    except SnapshotError as error:
+    except snapshot_file.SnapshotError as error:
         raise RecordsError(str(error)) from error
     yield from records_in(io.BytesIO(data))
 

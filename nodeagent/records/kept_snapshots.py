@@ -13,18 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-from nodeagent.config.schema import Config
 from nodeagent.records.snapshot_file import Manifest, SnapshotError, SnapshotFile
 
-DIRECTORY: Final = "snapshots"
 _NAME: Final = re.compile(r"\d{8}T\d{6}Z-[a-z-]{1,32}(?:-[0-9a-f]{1,16}-(?:oom)?[0-9]{1,12})?\.zip")
 _PARTIAL: Final = ".partial"
 MAX_LISTED: Final = 1000
-
-
-def directory_of(config: Config, *, state_dir: str | None = None) -> Path:
-    """Below the recorder's directory, or below the state directory. `state_dir` replaces that of the configuration."""
-    return Path(state_dir or config.recorder.dir or config.state_dir) / DIRECTORY
 
 
 class KeptSnapshot(NamedTuple):

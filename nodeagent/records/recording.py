@@ -18,27 +18,28 @@ import io
 import itertools
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, Protocol, TypeVar
 
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.model.snapshot import NodeSnapshot
-from nodeagent.records import flight_recorder, recording_format, recording_lean, recording_shape, snapshot_file
+from nodeagent.records import (
+    flight_recorder,
+    recorder_paths,
+    recording_format,
+    recording_lean,
+    recording_shape,
+    snapshot_file,
+)
 from nodeagent.records.flight_recorder import RecordsError
 from nodeagent.records.recording_format import Damage, Encoder, FileHeader, FormatError, Frame, ReadLimit
 from nodeagent.records.recording_shape import MismatchError, Shape
 from nodeagent.records.snapshot_file import SnapshotError, SnapshotFile
 from nodeagent.runtime import regular_files
 
-SUFFIX: Final = ".rec"
-TAIL: Final = "-tail"
-DIRECTORY: Final = "samples"
-"""Below the state directory, and in a snapshot file."""
 MAX_FILES: Final = 4096
 MAX_TROUBLE: Final = 100
-SEGMENT: Final = re.compile(r"samples-([0-9]{1,9})(-tail)?\.rec\Z")
 _LEVEL: Final = 6
 
 
@@ -158,9 +159,11 @@ class Recording:
         since = -math.inf if since_wall is None else since_wall
         until = math.inf if until_wall is None else until_wall
         for number, segment in enumerate(self._segments):
-            for source, suffix in zip((segment.tail, segment.main), (TAIL, ""), strict=True):  # see the theory above
+            for source, suffix in zip(
+                (segment.tail, segment.main), (recorder_paths.TAIL, ""), strict=True
+            ):  # see the theory above
                 if source is not None and (first := next(chunks := self._copy(source, since, until), b"")):
-                    yield f"samples-{number}{suffix}{SUFFIX}", itertools.chain([first], chunks)
+                    yield f"samples-{number}{suffix}{recorder_paths.SUFFIX}", itertools.chain([first], chunks)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The records of decisions, outcomes, relief, reclaim and OOM kills, as `flight_recorder.read_records`."""
@@ -399,7 +402,7 @@ def open_recording(path: Path, *, records: Path | None = None) -> Recording:
         raise RecordingError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise RecordingError(f"{path}: {error}") from error
-    tail = path.with_name(path.stem + TAIL + SUFFIX)
+    tail = path.with_name(path.stem + recorder_paths.TAIL + recorder_paths.SUFFIX)
     segment = _Segment(_file(path), _file(tail) if tail.is_file() else None)
     return Recording([segment], lambda: iter(()))
 
@@ -414,8 +417,8 @@ def _refuse_other_formats(path: Path, file: BinaryIO) -> None:
 
 def _open_directory(path: Path, given: Path | None) -> Recording:
     found = _segments([(each.name, _file(each)) for each in path.iterdir()])
-    if not found and (path / DIRECTORY).is_dir():
-        found = _segments([(each.name, _file(each)) for each in (path / DIRECTORY).iterdir()])
+    if not found and (path / recorder_paths.SAMPLES).is_dir():
+        found = _segments([(each.name, _file(each)) for each in (path / recorder_paths.SAMPLES).iterdir()])
     here = (path / flight_recorder.DECISIONS_FILE).exists()
     records = given or (path if here else path.parent)
     if not found and given is None and not here:
@@ -455,7 +458,7 @@ def _unpacker(path: Path, member: str) -> Callable[[], BinaryIO]:
 def _segments(files: Iterable[tuple[str, _Source]]) -> list[_Segment]:
     found: dict[int, dict[bool, _Source]] = {}
     for name, source in files:
-        if match := SEGMENT.match(name):
+        if match := recorder_paths.SEGMENT.match(name):
             found.setdefault(int(match[1]), {})[match[2] is not None] = source
     if len(found) > MAX_FILES:
         found = {number: found[number] for number in sorted(found)[-MAX_FILES:]}

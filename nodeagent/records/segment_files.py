@@ -24,7 +24,7 @@ import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodeagent.records import recording
+from nodeagent.records import recorder_paths
 from nodeagent.runtime import regular_files
 
 SEGMENTS: Final = 16
@@ -132,11 +132,11 @@ class SegmentFiles:
 
     @property
     def _main(self) -> str:
-        return f"samples-{self._number}{recording.SUFFIX}"
+        return f"samples-{self._number}{recorder_paths.SUFFIX}"
 
     @property
     def _tail(self) -> str:
-        return f"samples-{self._number}{recording.TAIL}{recording.SUFFIX}"
+        return f"samples-{self._number}{recorder_paths.TAIL}{recorder_paths.SUFFIX}"
 
     def _open(self, name: str, flags: int = 0) -> int:
         flags |= os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -177,7 +177,9 @@ class SegmentFiles:
 
     def _create_segment(self, header: bytes) -> None:
         """Two files with a number that nothing in the directory has."""
-        numbers = [int(match[1]) for match in map(recording.SEGMENT.match, os.listdir(self._directory_fd)) if match]
+        numbers = [
+            int(match[1]) for match in map(recorder_paths.SEGMENT.match, os.listdir(self._directory_fd)) if match
+        ]
         self._number = max([each for each in numbers if each < MAX_NUMBER], default=0)
         for _ in range(MAX_TRIES):
             self._number += 1
@@ -205,7 +207,7 @@ class SegmentFiles:
         """The segment files, oldest first; sets `total`."""
         found = []
         for name in os.listdir(self._directory_fd):
-            if match := recording.SEGMENT.match(name):
+            if match := recorder_paths.SEGMENT.match(name):
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(name, dir_fd=self._directory_fd, follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):

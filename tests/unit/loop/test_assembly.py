@@ -60,3 +60,15 @@ def test_a_named_kubeconfig_that_does_not_exist_is_an_error_in_a_dry_run_too(tmp
     ran = dry_run(tmp_path, "--config", str(config), "--kubeconfig", str(tmp_path / "nowhere"))
     assert ran.returncode == exit_codes.CONFIG
     assert f"kubeconfig: {tmp_path / 'nowhere'} does not exist" in ran.stderr
+
+
+def test_an_agent_does_not_load_what_only_reads_recordings() -> None:
+    """Each module is memory on every node: reading recordings and building snapshot files need 1.5 MiB."""
+    unneeded = ("recording", "recording_lean", "snapshot_file", "snapshot_build", "snapshot_documents", "pseudonyms")
+    code = (
+        "import sys, nodeagent.commands.cli, nodeagent.commands.run\n"
+        "assert 'nodeagent.records.sample_recorder' in sys.modules\n"
+        f"unneeded = {{f'nodeagent.records.{{name}}' for name in {unneeded!r}}} & set(sys.modules)\n"
+        "assert not unneeded, unneeded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

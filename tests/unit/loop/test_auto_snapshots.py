@@ -9,7 +9,7 @@ import structlog
 
 from nodeagent.config import load
 from nodeagent.loop import auto_snapshots
-from nodeagent.loop.auto_snapshots import AutoSnapshots, Place
+from nodeagent.loop.auto_snapshots import AutoSnapshots
 from nodeagent.model import (
     LostRace,
     Observation,
@@ -22,6 +22,7 @@ from nodeagent.model import (
     SignalState,
 )
 from nodeagent.records import kept_snapshots, recording
+from nodeagent.records.recorder_paths import SnapshotPlace
 from nodeagent.records.recording import open_recording
 from nodeagent.sampling.hostfs.host import open_host
 from tests.support import named_node, nodes, recorded_samples
@@ -56,11 +57,11 @@ def started() -> Started:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> SnapshotPlace:
     samples = tmp_path / "state" / "samples"
     samples.mkdir(parents=True)
     recording.write_recording(samples / "samples-1.rec", recorded_samples.HEADER, recorded_samples.samples(30))
-    return Place(samples, tmp_path / "state", tmp_path / "snapshots", 3, 1 << 20)
+    return SnapshotPlace(samples, tmp_path / "state", tmp_path / "snapshots", 3, 1 << 20)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def lines() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def auto(place: Place, started: Started, lines: list[dict[str, Any]], tmp_path: Path) -> AutoSnapshots:
+def auto(place: SnapshotPlace, started: Started, lines: list[dict[str, Any]], tmp_path: Path) -> AutoSnapshots:
     def collect(_: object, __: str, event: Any) -> Any:
         lines.append(dict(event))
         raise structlog.DropEvent
@@ -86,12 +87,12 @@ def observe(auto: AutoSnapshots, plan: Plan, *times: float) -> None:
         auto.step(now=now)
 
 
-def reasons(place: Place) -> list[str]:
+def reasons(place: SnapshotPlace) -> list[str]:
     return [each.manifest.reason for each in kept_snapshots.listed(place.directory)]
 
 
 def test_an_eviction_is_written_with_what_came_of_it(
-    auto: AutoSnapshots, started: Started, place: Place, lines: list[dict[str, Any]]
+    auto: AutoSnapshots, started: Started, place: SnapshotPlace, lines: list[dict[str, Any]]
 ) -> None:
     observe(auto, EVICTING, 100.0)
     observe(auto, CALM, 110.0, 159.0)
@@ -108,7 +109,7 @@ def test_an_eviction_is_written_with_what_came_of_it(
     assert auto.notes[0].message == f"eviction {EVICTING.id}: {kept.path}"
 
 
-def test_a_lost_race_is_written_at_once(auto: AutoSnapshots, started: Started, place: Place) -> None:
+def test_a_lost_race_is_written_at_once(auto: AutoSnapshots, started: Started, place: SnapshotPlace) -> None:
     auto.observe_oom(RACE, now=10.0, wall=nodes.WALL)
     observe(auto, CALM, 11.0, 12.0)
     started.run()
@@ -122,7 +123,7 @@ def test_an_oom_kill_by_a_limit_of_its_own_is_none(auto: AutoSnapshots, started:
 
 
 def test_a_refusal_is_written_once_when_it_has_lasted_a_minute(
-    auto: AutoSnapshots, started: Started, place: Place
+    auto: AutoSnapshots, started: Started, place: SnapshotPlace
 ) -> None:
     observe(auto, REFUSING, 0.0, 30.0, 59.9)
     assert started.works == []
@@ -139,7 +140,7 @@ def test_a_refusal_is_written_once_when_it_has_lasted_a_minute(
 
 
 def test_nothing_is_written_to_a_file_system_below_a_threshold_until_that_has_passed(
-    auto: AutoSnapshots, started: Started, place: Place, tmp_path: Path
+    auto: AutoSnapshots, started: Started, place: SnapshotPlace, tmp_path: Path
 ) -> None:
     disk = Observation(Signal.NODEFS, 1, 100, 0.0, "", device=tmp_path.stat().st_dev)
     verdict = recorded_samples.sample().signals[0]._replace(observation=disk, state=SignalState.HARD)
@@ -155,7 +156,9 @@ def test_nothing_is_written_to_a_file_system_below_a_threshold_until_that_has_pa
     assert reasons(place) == ["eviction"]
 
 
-def test_nothing_is_written_to_a_file_system_that_is_short(place: Place, started: Started, tmp_path: Path) -> None:
+def test_nothing_is_written_to_a_file_system_that_is_short(
+    place: SnapshotPlace, started: Started, tmp_path: Path
+) -> None:
     log = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
     auto = AutoSnapshots(
         place._replace(max_bytes=1 << 60),
@@ -191,7 +194,7 @@ def test_no_second_thread_starts_while_one_runs(auto: AutoSnapshots, started: St
     assert len(started.works) == 1
 
 
-def test_the_number_of_files_is_bounded(auto: AutoSnapshots, started: Started, place: Place) -> None:
+def test_the_number_of_files_is_bounded(auto: AutoSnapshots, started: Started, place: SnapshotPlace) -> None:
     for now in range(0, 1000, 100):
         auto.observe_oom(RACE, now=now, wall=nodes.WALL + now)
         observe(auto, CALM, now + 5)
@@ -200,7 +203,7 @@ def test_the_number_of_files_is_bounded(auto: AutoSnapshots, started: Started, p
 
 
 def test_a_failure_is_a_note_and_the_next_event_tries_again(
-    auto: AutoSnapshots, started: Started, place: Place, lines: list[dict[str, Any]]
+    auto: AutoSnapshots, started: Started, place: SnapshotPlace, lines: list[dict[str, Any]]
 ) -> None:
     place.directory.write_text("in the way")
     auto.observe_oom(RACE, now=0.0, wall=nodes.WALL)
@@ -216,7 +219,9 @@ def test_a_failure_is_a_note_and_the_next_event_tries_again(
     assert reasons(place) == ["race-lost"]
 
 
-def test_without_a_free_pid_it_is_tried_again_in_a_minute(auto: AutoSnapshots, started: Started, place: Place) -> None:
+def test_without_a_free_pid_it_is_tried_again_in_a_minute(
+    auto: AutoSnapshots, started: Started, place: SnapshotPlace
+) -> None:
     started.pids = False
     auto.observe_oom(RACE, now=0.0, wall=nodes.WALL)
     observe(auto, CALM, 5.0)
@@ -226,7 +231,7 @@ def test_without_a_free_pid_it_is_tried_again_in_a_minute(auto: AutoSnapshots, s
     assert reasons(place) == ["race-lost"]
 
 
-def test_a_file_above_the_limit_is_not_kept(auto: AutoSnapshots, started: Started, place: Place) -> None:
+def test_a_file_above_the_limit_is_not_kept(auto: AutoSnapshots, started: Started, place: SnapshotPlace) -> None:
     small = AutoSnapshots(
         place._replace(max_bytes=1000), node="n", host=auto._host, loaded=load.defaults(), log=auto._log, start=started
     )

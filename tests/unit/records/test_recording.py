@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model import DiskLayout, NodeSnapshot, Pod, PodView, Signal
 from nodeagent.model.recording import RecordedSample
-from nodeagent.records import recording, recording_format, recording_shape
+from nodeagent.records import recorder_paths, recording, recording_format, recording_shape
 from nodeagent.records.recording import RecordingError, open_recording, write_recording
 from nodeagent.records.recording_format import Encoder
 from tests.support import nodes, recorded_samples
@@ -437,11 +437,11 @@ def test_segments_are_read_in_their_order_and_a_tail_after_its_segment(tmp_path:
 
 
 def test_a_state_directory_has_samples_and_records(tmp_path: Path) -> None:
-    (tmp_path / recording.DIRECTORY).mkdir()
+    (tmp_path / recorder_paths.SAMPLES).mkdir()
     samples = recorded_samples.samples(2)
-    written(tmp_path / recording.DIRECTORY, samples)
+    written(tmp_path / recorder_paths.SAMPLES, samples)
     (tmp_path / "decisions.jsonl").write_text('{"record": "decision", "id": "a-1"}\nnot json\n')
-    for path in (tmp_path, tmp_path / recording.DIRECTORY):
+    for path in (tmp_path, tmp_path / recorder_paths.SAMPLES):
         found = open_recording(path)
         assert list(found.samples()) == samples
         assert [each["id"] for each in found.records()] == ["a-1"]
