@@ -95,7 +95,7 @@ class Agent:
             brakes=runtime.brakes,
             oom_scores=runtime.oom_scores,
             owned=self._owned_conditions,
-            status_notes=self._status_notes,
+            status_notes=lambda: self.reporting.run(Part.STATUS, self._status_notes) or self.reporting.notes(),
             oom=lambda: self.oom_monitor.state,
             node_labels=lambda: runtime.profiles.saved,
             metrics=self.metrics,
@@ -386,26 +386,10 @@ class Agent:
     def record(self, plan: Plan, snapshot: NodeSnapshot) -> None:
         """Log, flight recorder, service status, what a later report of OOM kills needs, periodic save."""
         now = snapshot.taken_at
-        inputs = DecisionInputs(
-            snapshot=snapshot,
-            state=self._store.state_before,
-            now=now,
-            thresholds=self.observer.thresholds(snapshot.layout),
-            fresh_samples=self._config.startup.fresh_samples,
-            kubelet=self._kubelet.known or (),
-        )
         run, samples, snapshots = self.reporting.run, self._runtime.sample_recorder, self._runtime.auto_snapshots
-        recorded = run(
-            Part.DECISIONS,
-            self.decision_log.log_plan,
-            plan,
-            acts=self.acts,
-            notes=self._plan_notes(snapshot),
-            inputs=inputs,
-        )
+        recorded = run(Part.DECISIONS, self._log_plan, plan, snapshot)
         if samples is not None:
-            zombies, exact = self._runtime.zombies(), bool(recorded)
-            run(Part.SAMPLES, sample_recording.record_decision, samples, plan, snapshot, zombies=zombies, exact=exact)
+            run(Part.SAMPLES, sample_recording.record_decision, samples, plan, snapshot, exact=bool(recorded))
         if now - self._status_at >= STATUS_EVERY_S:
             self._status_at = now
             run(Part.STATUS, lambda: self._runtime.notifier.status(decision_log.status(plan, snapshot)))
@@ -415,6 +399,17 @@ class Agent:
         run(Part.OOM_KILLS, self.oom_monitor.remember, plan, snapshot)
         run(Part.PAGE, self.live_page.remember, plan, snapshot, acts=self.acts)
         self._store.save(now=now, urgent=False)
+
+    def _log_plan(self, plan: Plan, snapshot: NodeSnapshot) -> bool:
+        inputs = DecisionInputs(
+            snapshot=snapshot,
+            state=self._store.state_before,
+            now=snapshot.taken_at,
+            thresholds=self.observer.thresholds(snapshot.layout),
+            fresh_samples=self._config.startup.fresh_samples,
+            kubelet=self._kubelet.known or (),
+        )
+        return self.decision_log.log_plan(plan, acts=self.acts, notes=self._plan_notes(snapshot), inputs=inputs)
 
     def record_between(self, node: NodeSnapshot) -> None:
         """The flight recorder also gets samples without a decision near a threshold."""

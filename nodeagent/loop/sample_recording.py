@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from nodeagent import __version__
 from nodeagent.config import show
 from nodeagent.config.load import LoadedConfig
-from nodeagent.model import NodeSnapshot, Note, Plan, Threshold, ZombieCount
+from nodeagent.model import NodeSnapshot, Note, Plan, Threshold
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.records import recorder_paths
 from nodeagent.records.sample_recorder import RecorderCounts, SampleRecorder
@@ -55,14 +55,12 @@ def open_recorder(facts: HeaderFacts, *, kubelet: Callable[[], tuple[Threshold, 
     return SampleRecorder(directory, max_bytes=min(most, MAX_BYTES_IN_MEMORY), header=header)
 
 
-def record_decision(
-    recorder: SampleRecorder, plan: Plan, snapshot: NodeSnapshot, *, zombies: ZombieCount | None, exact: bool
-) -> None:
+def record_decision(recorder: SampleRecorder, plan: Plan, snapshot: NodeSnapshot, *, exact: bool) -> None:
     """Record the sample of a decision. `exact`: the decision was recorded with its inputs."""
     if exact or recorder.due(plan.signals, now=snapshot.taken_at):
         decided = plan.victims or plan.refusals or plan.reclaims
         plan_id = plan.id if decided else ""
-        count = zombies.total if zombies is not None else None
+        count = snapshot.zombies.total if snapshot.zombies is not None else None
         recorder.record(RecordedSample(snapshot, plan.signals, plan.conditions, plan_id, count, exact=exact))
 
 

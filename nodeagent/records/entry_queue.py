@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 MAX_WAITING: Final = 64
 """Entries that the thread has not taken yet: about a minute near a threshold."""
 MAX_WAITING_BYTES: Final = 4 << 20
-"""Of these entries; a whole sample of 5,000 pods has 3 MiB. One that is larger waits alone."""
+"""Of these entries; as much as the largest entry, `recording_format.MAX_ENTRY_BYTES`."""
 
 
 class Entry(NamedTuple):
@@ -38,17 +38,17 @@ class EntryQueue:
         return len(self._entries)
 
     def put(self, entry: Entry) -> None:
-        """Add an entry, whatever waits: see `drop_if_full`."""
+        """Add an entry, for which `make_room` was called."""
         with self._changed:
             self._entries.append(entry)
             self._bytes += len(entry.data)
             self._changed.notify()
 
-    def drop_if_full(self) -> int:
-        """Drop all that waits if it has reached a bound. Returns the number of dropped entries. All, because an entry
-        is of no use without those before it; the next one has to be whole."""
+    def make_room(self, size: int) -> int:
+        """Drop all that waits if an entry of `size` bytes would exceed a bound. Returns the number of dropped entries.
+        All, because an entry is of no use without those before it; the next one has to be whole."""
         with self._changed:
-            if len(self._entries) < MAX_WAITING and self._bytes < MAX_WAITING_BYTES:
+            if len(self._entries) < MAX_WAITING and self._bytes + size <= MAX_WAITING_BYTES:
                 return 0
             dropped = len(self._entries)
             self._entries.clear()

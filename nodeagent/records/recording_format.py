@@ -266,9 +266,12 @@ class Encoder:
 
     def packed(self, entries: list[bytes], *, group: int, first_wall: float, last_wall: float, level: int) -> bytes:
         """The frame of a whole group."""
-        data = b"".join(map(_sized, entries))
-        payload = zlib.compress(data, level)
-        return _frame(payload, len(data), True, self.shape, group, 0, len(entries), first_wall, last_wall)
+        packer, size, parts = zlib.compressobj(level), 0, []
+        for entry in entries:  # one by one: a group of 4 MiB is not copied before
+            parts.append(packer.compress(_sized(entry)))
+            size += len(entry) + _SIZE.size
+        payload = b"".join((*parts, packer.flush()))
+        return _frame(payload, size, True, self.shape, group, 0, len(entries), first_wall, last_wall)
 
 
 def group_is_full(*, whole: int, changes: int, samples: int, limit: int = MAX_GROUP_BYTES // 2) -> bool:

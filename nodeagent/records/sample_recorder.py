@@ -6,8 +6,9 @@ Promises:
    pods) and hands the change to a thread. If that thread is behind, the samples that wait for it are dropped, and the
    next one has their number (`dropped`). After an error, which only a defect or a shortage of memory can cause, the
    next sample is whole.
-2. All files have at most `max_bytes`. What waits in memory has at most `MAX_WAITING_BYTES` of entries, `MEMORY_BYTES`
-   of groups, and one group in progress of at most half of `MAX_GROUP_BYTES`.
+2. All files have at most `max_bytes`. Memory has at most `MAX_MEMORY_BYTES` of samples: entries that wait for the
+   thread, the group in progress, and completed groups that wait for the disk. While a group is compressed there is one
+   more, compressed.
 3. A process that is killed loses at most the entry that it was writing. The next process goes on in the same directory
    with a segment of its own.
 4. While the directory's file system is short, full or read-only, or its threshold is met, groups stay in memory, and
@@ -36,7 +37,7 @@ from nodeagent.model import (
     SignalVerdict,
 )
 from nodeagent.model.recording import RecordedSample, RecordingHeader
-from nodeagent.records import recording_format
+from nodeagent.records import entry_queue, recording_format
 from nodeagent.records.entry_queue import Entry, EntryQueue
 from nodeagent.records.recording_format import Encoder
 from nodeagent.records.sample_reduction import SampleReducer
@@ -55,6 +56,8 @@ NEAR_OTHER: Final = 1.1
 seconds. Disks may be nearly full for months."""
 MEMORY_BYTES: Final = 2 << 20
 """Completed groups that wait in memory for a disk: an hour of calm with 110 pods."""
+MAX_MEMORY_BYTES: Final = entry_queue.MAX_WAITING_BYTES + recording_format.MAX_ENTRY_BYTES + MEMORY_BYTES
+"""10 MiB, which only a node with thousands of pods can need: 110 pods have 0.4 MiB."""
 RETRY_S: Final = 30.0
 """How often a disk that is short is tried again, and its free space is read."""
 GROUP_SHARE: Final = 4
@@ -103,7 +106,7 @@ class SampleRecorder:
         """Samples that were dropped since the last entry."""
         self._queue = EntryQueue()
         self._writer = _Writer(SegmentFiles(directory, max_bytes=max_bytes), self._encoder, header, monotonic)
-        self._group_limit = min(max_bytes // GROUP_SHARE, recording_format.MAX_GROUP_BYTES // 2)
+        self._group_limit = min(max_bytes // GROUP_SHARE, recording_format.MAX_ENTRY_BYTES)
         self._thread = workers.make_thread(self._run, name="recorder")
 
     def start(self) -> None:
@@ -141,10 +144,7 @@ class SampleRecorder:
         """Record the sample: whole if it is `exact`, otherwise without small changes."""
         self._recorded_at, self._last = sample.at, sample
         self._writer.observe_disks(sample.signals)
-        dropped = self._queue.drop_if_full()
-        self._dropped += dropped
-        self._missing += dropped
-        if dropped or self._writer.needs_first:
+        if self._writer.needs_first:
             self._before = None  # a change has nothing to refer to
         try:
             self._put(sample)
@@ -162,6 +162,13 @@ class SampleRecorder:
         stored = self._reducer.exact(sample) if sample.exact else self._reducer.reduced(sample)
         stored = stored._replace(dropped=self._missing)
         data = self._encoder.entry(stored, None if first else self._before)
+        if not first and self._whole + self._changes + len(data) > self._group_limit:
+            first, data = True, self._encoder.entry(stored, None)
+        if dropped := self._queue.make_room(len(data)):
+            self._dropped += dropped
+            self._missing += dropped
+            stored = stored._replace(dropped=self._missing)
+            first, data = True, self._encoder.entry(stored, None)  # a change has nothing to refer to
         self._queue.put(Entry(data, stored.wall_time, first, sample.exact))
         self._missing = 0
         if first:
@@ -268,6 +275,8 @@ class _Writer:
             self._group += 1
         self._entries.append(entry)
         self._write()
+        while self.memory_bytes > MEMORY_BYTES:  # what no disk has taken
+            self.memory_bytes -= len(self._waiting.popleft())
 
     def close(self) -> None:
         """Complete the group in progress."""
@@ -289,8 +298,6 @@ class _Writer:
         )
         self._waiting.append(frame)
         self.memory_bytes += len(frame)
-        while self.memory_bytes > MEMORY_BYTES and len(self._waiting) > 1:
-            self.memory_bytes -= len(self._waiting.popleft())
 
     def _write(self) -> None:
         now = self._monotonic()

@@ -1,6 +1,7 @@
 """A recorder is bounded, survives a kill and a full disk, and goes on where a killed process stopped."""
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.model import Note, Observation, Signal, SignalState
+from nodeagent.model import Note, Observation, PodView, Signal, SignalState
 from nodeagent.model.recording import RecordedSample, RecordingHeader
+from nodeagent.records import recording_format
 from nodeagent.records.entry_queue import MAX_WAITING_BYTES
 from nodeagent.records.recording import open_recording
-from nodeagent.records.sample_recorder import LONG_S, SampleRecorder
+from nodeagent.records.sample_recorder import LONG_S, MEMORY_BYTES, SampleRecorder
 from tests.support import nodes, recorded_samples
 from tests.support.paths import REPOSITORY
 from tests.support.recorded_samples import HEADER
@@ -199,8 +201,35 @@ def test_what_waits_for_a_thread_that_hangs_is_bounded_in_bytes(tmp_path: Path) 
     for sample in exact(8, pods=2000):
         found.record(sample._replace(snapshot=sample.snapshot._replace(pods=sample.snapshot.pods[::-1])))
         found._before = None  # each is whole, as after an error
-        assert found.counts().memory_bytes < MAX_WAITING_BYTES + (1 << 20)
+        assert found.counts().memory_bytes <= MAX_WAITING_BYTES
     assert 0 < found.counts().dropped < 8
+
+
+@pytest.mark.parametrize("disk", [True, False], ids=["disk", "no-disk"])
+def test_groups_are_bounded_in_bytes_whatever_changes(tmp_path: Path, disk: bool) -> None:
+    """Every pod changes in every sample to what can hardly be compressed."""
+    (tmp_path / "file").touch()
+    directory = tmp_path / ("samples" if disk else "file")
+    found = SampleRecorder(directory, max_bytes=64 << 20, header=lambda: HEADER)
+    chance = random.Random(1)
+    samples = exact(14, pods=400)
+    for sample in samples:
+        pods = tuple([_renamed(view, chance) for view in sample.snapshot.pods])
+        found.record(sample._replace(snapshot=sample.snapshot._replace(pods=pods)))
+        entry = found._queue.take()
+        assert entry is not None
+        found._writer.add(entry)
+        assert sum(len(each.data) for each in found._writer._entries) <= recording_format.MAX_ENTRY_BYTES
+        assert found.counts().memory_bytes <= MEMORY_BYTES
+    assert found._writer._group > 1
+    found._writer.close()
+    if disk:
+        assert len(recorded(directory)) == len(samples)
+
+
+def _renamed(view: PodView, chance: random.Random) -> PodView:
+    assert view.usage is not None
+    return view._replace(usage=view.usage._replace(cgroup=chance.randbytes(400).hex()))
 
 
 def test_a_defect_in_the_thread_costs_a_group_and_is_counted_and_noted(tmp_path: Path) -> None:
