@@ -20,7 +20,6 @@ a raise. Without CAP_SYS_RESOURCE the kernel remembers the lowest score that a p
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodeagent.model import Note, NoteKind, QOSClass
@@ -31,17 +30,22 @@ from nodeagent.sampling.hostfs.host import Host, Unreadable
 LOWEST: Final = 2
 HIGHEST: Final = 999
 """The kubelet's range for Burstable pods (qos.GetContainerOOMScoreAdjust)."""
-MAX_PROCESSES: Final = 256
-"""A pod with more processes is not raised. Reading and writing one takes about 30 us, and one of so many is small."""
+MAX_PROCESSES: Final = 128
+"""A pod with more processes is not raised: one of so many is small. Reading one takes 0.1 ms on a busy machine."""
 MAX_PUT_BACK: Final = 4096
 """Processes of one pod that are read to put it back, if it has forked since."""
 MAX_CGROUPS: Final = 256
 REFRESH_S: Final = 1.0
-"""How often the pods are scanned for new processes. A fork inherits the score; a container that restarts does not."""
+"""How often the pods are scanned for new processes, and how soon other pods are raised. A fork inherits the score; a
+container that restarts does not."""
+VALUES_S: Final = 10.0
+"""How often the scores are computed again for the same pods. It reads all their processes, not the new ones alone."""
 RETRY_S: Final = 30.0
 """As `REFRESH_S`, after the kernel has refused a write."""
 _PASSES: Final = 3
 """Scans of a pod that is put back: a process may fork between the scan and the write."""
+_STAT_BYTES: Final = 1024
+"""Longer than /proc/PID/stat."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -70,6 +74,12 @@ class _Process(NamedTuple):
     """Bytes."""
 
 
+class _Stat(NamedTuple):
+    started: int
+    rss: int
+    """Bytes."""
+
+
 class OomScores:
     """All raised scores of one agent."""
 
@@ -83,7 +93,7 @@ class OomScores:
         self._values: dict[str, int] = {}
         """The score of each pod that can be raised, for the targets in `_order`."""
         self._order: tuple[OomTarget, ...] = ()
-        self._planned_at = float("-inf")
+        self._planned_at = self._valued_at = float("-inf")
         self._root: str | None = None
         self._trouble = ""
         """Why something is not raised or not put back."""
@@ -99,12 +109,15 @@ class OomScores:
         """Number of pods with a raised score."""
         return len({each.pod_uid for each in tuple(self._raised.values()) if each.previous < each.value})
 
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Why something is not raised or not put back, as long as that is so."""
+        return (Note(NoteKind.OOM_SCORES, self._trouble),) if self._trouble else ()
+
     def take_notes(self) -> tuple[Note, ...]:
-        """The notes since the last call, and the standing one."""
-        notes, self._notes = self._notes, []
-        if self._trouble:
-            notes.append(Note(NoteKind.OOM_SCORES, self._trouble))
-        return tuple(notes)
+        """What was raised since the last call, and `notes`."""
+        raised, self._notes = tuple(self._notes), []
+        return (*raised, *self.notes)
 
     def put_back_leftover(self) -> None:
         """Put back what an earlier process raised, until that succeeded."""
@@ -124,17 +137,18 @@ class OomScores:
             if self.close():
                 self._trouble = ""
             return False
-        order = tuple(targets)
-        if order == self._order and now - self._planned_at < (RETRY_S if self._trouble else REFRESH_S):
+        if not acts:
+            self._put_back_others({})
+        if now - self._planned_at < (RETRY_S if self._trouble else REFRESH_S):
             return False
-        before = self._values if order == self._order else {}
-        self._order, self._planned_at = order, now
-        scans = {target.pod_uid: self._scan(target.cgroup) for target in order}
-        self._values = _values(order, scans, node_bytes=node_bytes, previous=self._previous) | before
-        changed = {each.pod_uid for each in self.active if self._values.get(each.pod_uid) != each.value}
-        self._put_back_others(self._values if acts else {})
-        scans |= {target.pod_uid: self._scan(target.cgroup) for target in order if target.pod_uid in changed}
-        planned = [each for target in order for each in self._plan_pod(target, scans[target.pod_uid])]
+        self._planned_at = now
+        listed = {target.pod_uid: self._list(target.cgroup) for target in targets}
+        if tuple(targets) != self._order or now - self._valued_at >= VALUES_S:
+            self._order, self._valued_at = tuple(targets), now
+            found = {uid: self._read_all(pids) for uid, pids in listed.items()}
+            self._values = _values(targets, found, node_bytes=node_bytes, previous=self._previous)
+            self._put_back_others(self._values)
+        planned = [each for target in targets for each in self._plan_pod(target, listed[target.pod_uid])]
         if not acts:
             self._describe("would raise", planned)
             return False
@@ -154,16 +168,15 @@ class OomScores:
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _plan_pod(self, target: OomTarget, found: Sequence[_Process]) -> list[RaisedScore]:
+    def _plan_pod(self, target: OomTarget, listed: Sequence[tuple[str, int]]) -> list[RaisedScore]:
         """The new records of a pod, also of the processes that have the score already: they keep it."""
         value = self._values.get(target.pod_uid)
         mine = [each for each in self.active if each.pod_uid == target.pod_uid]
         if value is None or any(each.value != value for each in mine):
             return []  # in the second case the score before could not be put back
-        inherited = _inherited(mine)
-        alive = {(each.pid, each.started) for each in found}
-        for each in mine if found else ():
-            if (each.pid, each.started) not in alive:
+        inherited, alive = _inherited(mine), {pid for _, pid in listed}
+        for each in mine if listed else ():
+            if each.pid not in alive:
                 del self._raised[each.pid]
         return [
             RaisedScore(
@@ -175,8 +188,8 @@ class OomScores:
                 inherited.get(each.container, each.score) if each.score == value else each.score,
                 value,
             )
-            for each in found
-            if LOWEST <= each.score <= value and self._record(each) is None
+            for each in self._read_all([(name, pid) for name, pid in listed if pid not in self._raised])
+            if LOWEST <= each.score <= value
         ]
 
     def _record(self, process: _Process) -> RaisedScore | None:
@@ -203,10 +216,12 @@ class OomScores:
         """Put back the pod of this record. False if the kernel refused it: it stays recorded and is tried again."""
         records = [each for each in self.active if each.pod_uid == one.pod_uid]
         inherited = _inherited(records)
+        recorded = [(each.container, each.pid) for each in records]
+        """Of a pod whose processes cannot be listed."""
         for _ in range(_PASSES):
             writes = [
                 (each, previous)
-                for each in self._scan(one.cgroup, most=MAX_PUT_BACK) or self._read_again(records)
+                for each in self._read_all(self._list(one.cgroup, most=MAX_PUT_BACK) or recorded)
                 if each.score == one.value
                 and (previous := self._score_before(each, inherited)) is not None
                 and previous < one.value
@@ -229,8 +244,8 @@ class OomScores:
 
     # --- /proc and cgroups -------------------------------------------------------------------------------------------
 
-    def _scan(self, cgroup: str, *, most: int = MAX_PROCESSES) -> list[_Process]:
-        """The processes of a pod; none if its cgroup is gone, or if they are more than `most`."""
+    def _list(self, cgroup: str, *, most: int = MAX_PROCESSES) -> list[tuple[str, int]]:
+        """(container, PID) of the processes of a pod; none if its cgroup is gone, or if they are more than `most`."""
         if self._root is None:
             self._root = cgroups.detect_hierarchy(self._host).memory
         if self._root is None or ".." in cgroup.split("/"):
@@ -244,31 +259,26 @@ class OomScores:
         for name in containers:
             below = processes.processes_below(self._host, f"{directory}/{name}", max_cgroups=MAX_CGROUPS)
             listed += [(name, pid) for pid in below.pids]
-        if len(listed) > most:
-            return []
-        return [process for name, pid in listed if (process := self._read(name, pid)) is not None]
+        return listed if len(listed) <= most else []
 
-    def _read_again(self, records: Iterable[RaisedScore]) -> list[_Process]:
-        """The recorded processes, of a pod whose processes cannot be listed."""
-        return [process for each in records if (process := self._read(each.container, each.pid)) is not None]
+    def _read_all(self, listed: Iterable[tuple[str, int]]) -> list[_Process]:
+        """Those that have not ended."""
+        return [process for name, pid in listed if (process := self._read(name, pid)) is not None]
 
     def _read(self, container: str, pid: int) -> _Process | None:
         """None if it has ended."""
-        started = _started(Path(self._host.real(f"/proc/{pid}/stat")))
         try:
             score = int(self._host.read(f"/proc/{pid}/oom_score_adj"))
-            pages = self._host.read(f"/proc/{pid}/statm").split()
         except (Unreadable, ValueError):
             return None
-        if started is None or len(pages) < 2:
-            return None
-        return _Process(container, pid, started, score, (parse.parse_count(pages[1]) or 0) * _PAGE)
+        stat = _stat(self._host.real(f"/proc/{pid}/stat"))
+        return None if stat is None else _Process(container, pid, stat.started, score, stat.rss)
 
     def _write(self, pid: int, started: int, score: int) -> bool:
         """False if the kernel refuses it; a process that has ended is a success."""
-        path = Path(self._host.real(f"/proc/{pid}"))
+        path = self._host.real(f"/proc/{pid}")
         try:
-            if _started(path / "stat") == started:
+            if _has_started_at(path, started):
                 _write_score(path, score)
         except OSError as error:
             if error.errno == errno.EROFS and self._write_by_own_proc(pid, started, score):
@@ -281,9 +291,9 @@ class OomScores:
 
     def _write_by_own_proc(self, pid: int, started: int, score: int) -> bool:
         """The host's /proc may be mounted read-only beside the own one, which with `hostPID` has the same processes."""
-        own = Path(f"/proc/{pid}")
+        own = f"/proc/{pid}"
         try:
-            if _started(own / "stat") != started:
+            if not _has_started_at(own, started):
                 return False
             _write_score(own, score)
         except OSError:
@@ -323,21 +333,33 @@ def _values(
     return values
 
 
-def _write_score(process: Path, score: int) -> None:
-    fd = os.open(process / "oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+def _write_score(process: str, score: int) -> None:
+    fd = os.open(f"{process}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, b"%d" % score)
     finally:
         os.close(fd)
 
 
-def _started(stat: Path) -> int | None:
+def _stat(path: str) -> _Stat | None:
     """None if the process has ended."""
     try:
-        fields = stat.read_bytes().rpartition(b")")[2].split()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fields = os.read(fd, _STAT_BYTES).rpartition(b")")[2].split()
+        finally:
+            os.close(fd)
     except OSError:
         return None
-    return parse.parse_count(fields[19]) if len(fields) > 19 else None
+    # Fields 22 (starttime) and 24 (rss) of proc(5); the command before them may contain any character.
+    started = parse.parse_count(fields[19]) if len(fields) > 21 else None
+    return None if started is None else _Stat(started, (parse.parse_count(fields[21]) or 0) * _PAGE)
+
+
+def _has_started_at(process: str, started: int) -> bool:
+    """False if the process has ended, or is another one."""
+    stat = _stat(f"{process}/stat")
+    return stat is not None and stat.started == started
 
 
 def _remedy(number: int | None) -> str:

@@ -470,6 +470,7 @@ class Agent:
             *page_cache.note(self._components.sampler.host_layout().page_cache_blocked, config=self._config),
             *self.wakeup_sources.notes,
             *runtime.other_oom_handlers(),
+            *runtime.oom_scores.notes,
             *self.oom_monitor.notes(),
             *self._reporting_notes(),
         )

@@ -83,10 +83,22 @@ def test_a_score_is_put_back_when_the_pressure_ends_and_when_another_pod_is_next
     scores = OomScores(Host("/"))
     raise_scores(scores, target(kubepods, "one"))
     assert (read(one), read(other), scores.pods) == (999, 300, 1)
-    raise_scores(scores, target(kubepods, "other"), now=0.1)
+    raise_scores(scores, target(kubepods, "other"), now=REFRESH_S)
     assert (read(one), read(other), scores.pods) == (400, 999, 1)
     raise_scores(scores, now=0.2)
     assert (read(one), read(other), scores.active) == (400, 300, ())
+
+
+@pytest.mark.real_cgroup
+@needs_cgroup_v1
+def test_an_order_that_changes_in_every_sync_costs_one_scan_a_second(kubepods: Kubepods) -> None:
+    one, other = start(kubepods, "one", 400), start(kubepods, "other", 300)
+    scores = OomScores(Host("/"))
+    raise_scores(scores, target(kubepods, "one"), now=0.0)
+    raise_scores(scores, target(kubepods, "other"), now=REFRESH_S * 0.9)
+    assert (read(one), read(other)) == (999, 300)
+    raise_scores(scores, now=REFRESH_S * 0.95)
+    assert (read(one), read(other)) == (400, 300), "the end of the pressure does not wait"
 
 
 @pytest.mark.real_cgroup
@@ -311,7 +323,6 @@ def test_no_score_leaves_the_class_of_its_pod(tmp_path: Path, qos: QOSClass, sco
     (tmp_path / "sys/fs/cgroup/cgroup.controllers").write_text("memory pids\n")
     (container / "cgroup.procs").write_text("7\n")
     (process / "stat").write_text(f"7 (a) b) S {' '.join(map(str, range(4, 53)))}\n")
-    (process / "statm").write_text("100 10 5 1 0 20 0\n")
     (process / "oom_score_adj").write_text(str(score))
     scores = OomScores(Host(str(tmp_path)))
     raise_scores(scores, OomTarget("shop/one", "u", "/kubepods/podu", qos))

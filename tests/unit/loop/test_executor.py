@@ -342,7 +342,6 @@ def test_scores_of_the_next_victim_are_saved_and_raised_and_in_a_dry_run_only_re
     pids = [pid for procs in scene.high.parent.glob("*/cgroup.procs") for pid in procs.read_text().split()]
     scores = [tmp_path / "proc" / pid / "oom_score_adj" for pid in pids]
     for score in scores:
-        score.with_name("statm").write_text("100 10 5 1 0 20 0\n")
         if score.read_text().strip() != "-998":  # the sandbox
             score.write_text("500\n")
     before = [int(score.read_text()) for score in scores]
