@@ -7,7 +7,7 @@ A whole run has 10^6 samples, 10^5 pods (two watch events each), 10^3 evictions,
 and session again, and 100 outages of the API server; --quick has 1/200 of it, --part as much as given. Each eviction
 must be of the right pod. Readings of the agent's process:
 
-* `RSS`, `descriptors`, `threads`;
+* `RSS`; `blocks`: memory blocks that Python has allocated; `descriptors`, `threads`;
 * `kernel`: kernel memory of its cgroup (root and cgroup v1, else none), which includes the files of the node;
 * `state`: the state file; `recorder`: everything else in its directory, samples and decisions.
 
@@ -17,6 +17,7 @@ and what grew beyond its limit; then the exit code is 1.
 
 import argparse
 import contextlib
+import gc
 import os
 import sys
 import tempfile
@@ -25,11 +26,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from benchmarks import soak_world
 from benchmarks.soak_world import WHOLE, Plan, SkippingWakeups, SoakError, World
-from nodeagent.config.config_file import ConfigFile
 from nodeagent.loop import assembly
-from nodeagent.runtime.agent_lock import AgentLock
-from nodeagent.telemetry import log as agent_log
 
 QUICK: Final = 1 / 200
 ROWS: Final = 20
@@ -45,6 +44,8 @@ class Reading(NamedTuple):
 
     samples: int
     rss: int
+    blocks: int
+    """Allocated by Python, after a collection: what the agent holds, without what the allocators keep."""
     descriptors: int
     threads: int
     kernel: int | None
@@ -54,6 +55,7 @@ class Reading(NamedTuple):
 
 LIMITS: Final = {
     "rss": 8 * MIB,
+    "blocks": 20_000,
     "descriptors": 2,
     "threads": 2,
     "kernel": MIB,
@@ -105,31 +107,24 @@ def run(plan: Plan, log_file: Path, *, for_s: float) -> tuple[list[Reading], Wor
         world = World(scratch, plan, read, for_s=for_s)
         stack.callback(world.server.close)
         group = stack.enter_context(_own_cgroup())
-        out = stack.enter_context(log_file.open("wb"))
-        log, writer = agent_log.open_log(level="info", style="json", fd=out.fileno())
-        stack.callback(writer.close)
-        file = ConfigFile(str(world.config), overrides=())
-        lock = AgentLock(state_dir=str(world.state), kubepods=lambda: None)
-        stack.callback(lock.release)
-        with _same_priority():
-            agent, wakeups = assembly.build_agent(
-                file.load(), file, world.host, log, writer, stack, lock=lock, other="", beside_since=float("-inf")
-            )
+        agent, wakeups = soak_world.build_agent(stack, world.host, world.config, log_file)
         world.agent = agent
         try:
-            agent.run(SkippingWakeups(wakeups, world))
+            agent.run(SkippingWakeups(wakeups, world.clock, world.script(), count=world.count_sample))
         finally:
             agent.stop()
     return readings, world
 
 
 def take_reading(world: World, group: Path | None) -> Reading:
+    gc.collect()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     state = world.state / assembly.STATE_FILE
     files = [path for path in world.state.rglob("*") if path.is_file()]
     return Reading(
         world.done.samples,
         int(status["VmRSS"].split()[0]) * KIB,
+        sys.getallocatedblocks(),
         len(os.listdir("/proc/self/fd")),
         int(status["Threads"]),
         int((group / "memory.kmem.usage_in_bytes").read_text()) if group else None,
@@ -144,18 +139,18 @@ def take_reading(world: World, group: Path | None) -> Reading:
 def table(readings: Sequence[Reading]) -> str:
     """The readings and the slope of each column."""
     lines = [
-        f"{'samples':>9} {'RSS MiB':>9} {'descriptors':>11} {'threads':>8} {'kernel MiB':>10} {'state KiB':>10} "
-        f"{'recorder MiB':>12}"
+        f"{'samples':>9} {'RSS MiB':>9} {'blocks':>8} {'descriptors':>11} {'threads':>8} {'kernel MiB':>10} "
+        f"{'state KiB':>10} {'recorder MiB':>12}"
     ]
     for each in readings[:: -(-len(readings) // ROWS)]:
         kernel = "-" if each.kernel is None else f"{each.kernel / MIB:.2f}"
         lines.append(
-            f"{each.samples:>9} {each.rss / MIB:>9.2f} {each.descriptors:>11} {each.threads:>8} {kernel:>10} "
-            f"{each.state / KIB:>10.1f} {each.recorder / MIB:>12.2f}"
+            f"{each.samples:>9} {each.rss / MIB:>9.2f} {each.blocks:>8} {each.descriptors:>11} {each.threads:>8} "
+            f"{kernel:>10} {each.state / KIB:>10.1f} {each.recorder / MIB:>12.2f}"
         )
     slopes = [slope(readings, column) for column in Reading._fields[1:]]
     cells = ["-" if each is None else f"{each:+.3g}" for each in slopes]
-    units = ("B RSS", "descriptors", "threads", "B kernel", "B state", "B recorder")
+    units = ("B RSS", "blocks", "descriptors", "threads", "B kernel", "B state", "B recorder")
     lines.append("slope for 10^5 samples: " + ", ".join(f"{c} {u}" for c, u in zip(cells, units, strict=True)))
     return "\n".join(lines)
 
@@ -221,20 +216,6 @@ def _own_cgroup() -> Iterator[Path | None]:
     finally:
         (CGROUPS / before.lstrip("/") / "cgroup.procs").write_text("0")
         group.rmdir()
-
-
-@contextlib.contextmanager
-def _same_priority() -> Iterator[None]:
-    """An agent raises its priority and protects itself from the OOM killer; a benchmark takes both back."""
-    nice, score = os.getpriority(os.PRIO_PROCESS, 0), Path("/proc/self/oom_score_adj")
-    before = score.read_text()
-    try:
-        yield
-    finally:
-        score.write_text(before)
-        for thread in os.listdir("/proc/self/task"):
-            with contextlib.suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, int(thread), nice)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from benchmarks.soak import Reading
 from tests.support.paths import REPOSITORY
 
 MIB = 1 << 20
-FLAT = [Reading(100 * n, 50 * MIB, 90, 22, None, 10_000, MIB) for n in range(1, 11)]
+FLAT = [Reading(100 * n, 50 * MIB, 300_000, 90, 22, None, 10_000, MIB) for n in range(1, 11)]
 
 
 @pytest.mark.timeout(600)
@@ -34,7 +34,7 @@ def test_a_short_soak_evicts_the_right_pods_and_nothing_grows() -> None:
 
 def test_what_grows_is_found() -> None:
     assert soak.growth(FLAT) == []
-    for column, slope in (("rss", 2 * MIB), ("descriptors", 1), ("threads", 1), ("state", 5_000)):
+    for column, slope in (("rss", 2 * MIB), ("blocks", 9_000), ("descriptors", 1), ("threads", 1), ("state", 5_000)):
         growing = [each._replace(**{column: getattr(each, column) + slope * n}) for n, each in enumerate(FLAT)]
         [finding] = soak.growth(growing)
         assert finding.startswith(f"{column} grew from ")
@@ -49,4 +49,4 @@ def test_the_slope_is_that_of_a_line() -> None:
     assert soak.slope(line, "rss") == pytest.approx(300_000.0)
     assert soak.slope(line, "threads") == 0.0
     assert soak.slope(line, "kernel") is None
-    assert "+3e+05 B RSS, +0 descriptors, +0 threads, - B kernel" in soak.table(line)
+    assert "+3e+05 B RSS, +0 blocks, +0 descriptors, +0 threads, - B kernel" in soak.table(line)
