@@ -57,6 +57,7 @@ BENCHMARKS: Final = (
     Benchmark("footprint", "the agent with the DaemonSet's resources", Need.CGROUPS, ("110",)),
     Benchmark("ramps", "memory ramps beside earlyoom and systemd-oomd", Need.VM, None),
     Benchmark("page_cache", "evictions by a kubelet for page cache", Need.VM, None),
+    Benchmark("own_limit_ramps", "containers that grow towards their own limit", Need.VM, None),
 )
 """In the order in which they run."""
 OTHER_MODULES: Final = {
