@@ -49,6 +49,9 @@ MAX_LOADS: Final = 48
 """Nodes whose pods are read in one reading: at 110 pods of 8 KiB each, 40 MiB at most."""
 MAX_LAST: Final = 4
 """Nodes that are asked first, because they took a pod in the last reading."""
+MAX_CONSTRAINTS: Final = 500
+"""Selectors, expressions, values and tolerations of one pod. Its author can write 50,000, which would be compared with
+every node; real pods have less than a hundred."""
 MAX_WAIT_S: Final = 60.0
 """Longest wait after failures."""
 NODES_PER_BREATH: Final = 50
@@ -85,11 +88,14 @@ class _Reading:
         self._pause = pause
         self._loads: dict[str, NodeLoad | None] = {}
         """By node; None: not readable."""
-        self._with_labels = False
+        self._label_keys: frozenset[str] | None = None
 
     def fits(self, pod_uids: Collection[str], last_nodes: Iterable[str], *, began: float) -> dict[str, NodeFit]:
         needs, found = self._needs(pod_uids)
-        self._with_labels = any(each.apart_from for each in needs.values())
+        for uid in [uid for uid, each in needs.items() if scheduling.constraints(each) > MAX_CONSTRAINTS]:
+            found[uid] = NodeFit(began, reason=f"it has more than {MAX_CONSTRAINTS} constraints on its node")
+            del needs[uid]
+        self._label_keys = scheduling.label_keys(needs.values())
         open_needs = dict(needs)
         for node in list(last_nodes)[:MAX_LAST]:
             if open_needs:
@@ -184,7 +190,7 @@ class _Reading:
             selector = f"spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
             try:
                 pods = map(scheduling.decode_pod, self._list(_PODS, selector))
-                self._loads[node] = scheduling.load_of(pods, with_labels=self._with_labels)
+                self._loads[node] = scheduling.load_of(pods, label_keys=self._label_keys)
             except ValueError:
                 self._loads[node] = None
         return self._loads[node]

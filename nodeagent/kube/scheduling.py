@@ -63,7 +63,7 @@ class NodeLoad(NamedTuple):
     requests: Requests
     """Their sum."""
     pods: tuple[tuple[str, str, Mapping[str, str]], ...]
-    """Namespace, name and labels of each; empty if no anti-affinity needs them."""
+    """Namespace, name and the labels of each that an anti-affinity reads; empty if none does."""
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------
@@ -92,6 +92,27 @@ def needs_of(pod: shapes.ScheduledPod) -> PodNeeds:
         tuple(spec.tolerations or ()),
         tuple(affinity.pod_anti_affinity.required or ()) if affinity.pod_anti_affinity else (),
     )
+
+
+def constraints(needs: PodNeeds) -> int:
+    """How many selectors, expressions, values and tolerations the needs have: what one node costs to check."""
+    terms = (needs.affinity.node_selector_terms or []) if needs.affinity else []
+    lists = [*(term.match_expressions or [] for term in terms), *(term.match_fields or [] for term in terms)]
+    lists += [each.label_selector.match_expressions or [] for each in needs.apart_from if each.label_selector]
+    labels = sum(len(each.label_selector.match_labels or {}) for each in needs.apart_from if each.label_selector)
+    namespaces = sum(1 + len(each.namespaces or ()) for each in needs.apart_from)
+    expressions = sum(1 + len(each.values or ()) for each_list in lists for each in each_list)
+    parts = len(needs.node_selector) + len(needs.tolerations) + len(needs.requests)
+    return parts + len(terms) + expressions + labels + namespaces
+
+
+def label_keys(needs: Iterable[PodNeeds]) -> frozenset[str] | None:
+    """The labels of pods that the anti-affinities read; None without any."""
+    terms = [term for each in needs for term in each.apart_from]
+    selectors = [term.label_selector for term in terms if term.label_selector is not None]
+    keys = {key for selector in selectors for key in selector.match_labels or ()}
+    keys.update(each.key for selector in selectors for each in selector.match_expressions or ())
+    return frozenset(keys) if terms else None
 
 
 def requests_of(pod: shapes.ScheduledPod) -> dict[str, int]:
@@ -238,8 +259,9 @@ def _integer(text: str) -> int | None:
 # --- a node with its pods --------------------------------------------------------------------------------------------
 
 
-def load_of(pods: Iterable[shapes.ScheduledPod], *, with_labels: bool) -> NodeLoad:
-    """The sum of what pods request. Finished pods count nothing, terminating pods still do. Raises ValueError."""
+def load_of(pods: Iterable[shapes.ScheduledPod], *, label_keys: frozenset[str] | None) -> NodeLoad:
+    """The sum of what pods request. Finished pods count nothing, terminating pods still do. `label_keys`: the labels to
+    keep, because a tenant can write 1.5 MiB of them; None: the pods are not kept. Raises ValueError."""
     total: dict[str, int] = {}
     kept = []
     for pod in pods:
@@ -247,8 +269,9 @@ def load_of(pods: Iterable[shapes.ScheduledPod], *, with_labels: bool) -> NodeLo
             continue
         _add(total, requests_of(pod))
         _add(total, {PODS: 1})
-        if with_labels:
-            kept.append((pod.metadata.namespace, pod.metadata.name, pod.metadata.labels or {}))
+        if label_keys is not None:
+            labels = {key: value for key, value in (pod.metadata.labels or {}).items() if key in label_keys}
+            kept.append((pod.metadata.namespace, pod.metadata.name, labels))
     return NodeLoad(total, tuple(kept))
 
 

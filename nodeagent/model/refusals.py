@@ -445,7 +445,6 @@ class RefusalCode(enum.StrEnum):
             "See the note `node fit`: may the ServiceAccount list nodes and pods (examples/node-fit.yaml)?",
             config_key="protection.nodeFit",
             tiers=SOFT_TIER,
-            wants_slot=True,
         ),
     )
     WAITS_FOR_HOOK = (

@@ -327,24 +327,28 @@ def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, 
     unfit = node_fit.refusals(snapshot, target.tier, limit_state=limit_state, now=now, config=config)
     excluded = {**unfit, **incomplete}
     selected, refusals, after = _select(context, target, ranked_pods, shortened, limit_state, excluded)
-    if selected and (block := preconditions.soft_tier_blocked(snapshot, target.tier)) is not None:
-        selected, refusals, after = (), (*refusals, block), limit_state
-    wanted = [view.pod for view in snapshot.pods if view.pod.uid in incomplete] if incomplete else []
-    notes: tuple[Note, ...] = ()
-    hook = None
     fit_lookups: tuple[NodeFitLookup, ...] = ()
     if target.tier is Tier.SOFT and (selected or unfit):
         fit_lookups = node_fit.lookups(
             selected, ranked_pods.pods, unfit, limit_state=limit_state, now=now, config=config
         )
+    # Before the soft tier's own waits: while this is unknown, which has no end, the node takes no eviction slot.
+    if selected and target.tier is Tier.SOFT:
+        unknown = node_fit.check(selected[0].view.pod, limit_state=limit_state, now=now, config=config)
+        if unknown is not None:
+            selected, refusals, after = (), (*refusals, unknown), limit_state
+    if selected and (block := preconditions.soft_tier_blocked(snapshot, target.tier)) is not None:
+        selected, refusals, after = (), (*refusals, block), limit_state
+    wanted = [view.pod for view in snapshot.pods if view.pod.uid in incomplete] if incomplete else []
+    notes: tuple[Note, ...] = ()
+    hook = None
     if selected and target.tier is Tier.SOFT:
         pod = selected[0].view.pod
         wanted.insert(0, pod)
         owner = replacement.check(pod, snapshot, limit_state=limit_state, now=now, config=config)
         notes = () if owner.note is None else (owner.note,)
-        waits = owner.waits or node_fit.check(pod, limit_state=limit_state, now=now, config=config)
-        if waits is not None:
-            selected, refusals, after = (), (*refusals, waits), limit_state
+        if owner.waits is not None:
+            selected, refusals, after = (), (*refusals, owner.waits), limit_state
     if selected and target.tier is Tier.SOFT and config.hooks.before_eviction.enabled:
         hook = eviction_hook.prepare(
             context.hooks,

@@ -123,6 +123,14 @@ def test_a_pod_that_is_not_listed_has_a_trouble_and_no_result(api: ApiServer, tr
     assert "does not list this pod" in found["gone"].trouble
 
 
+def test_a_pod_with_endless_constraints_fits_nowhere_and_costs_nothing(api: ApiServer, transport: Transport) -> None:
+    add_node(api, "n")
+    tolerations = [{"key": f"k{number}", "operator": "Exists"} for number in range(node_fit.MAX_CONSTRAINTS)]
+    api.add_pod_untold(pod("odd", uid="odd", spec={"tolerations": tolerations}))
+    assert read(transport, "odd")["odd"] == NodeFit(NOW, reason="it has more than 500 constraints on its node")
+    assert api.sent("GET", "/nodes") == []
+
+
 def test_a_node_with_an_unreadable_pod_takes_none(api: ApiServer, transport: Transport) -> None:
     add_node(api, "n")
     api.add_pod_untold(pod("odd", node="n", requests={"memory": "much"}))

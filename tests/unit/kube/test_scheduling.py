@@ -45,7 +45,8 @@ def beside(to: Any, on: Any, *others: Any) -> str:
     needs = scheduling.needs_of(to)
     offer = scheduling.offer(on, needs)
     assert isinstance(offer, NodeOffer)
-    return scheduling.refusal(offer, scheduling.load_of(others, with_labels=True), needs)
+    keys = scheduling.label_keys([needs])
+    return scheduling.refusal(offer, scheduling.load_of(others, label_keys=keys), needs)
 
 
 def affinity(*terms: Any) -> Any:
@@ -239,6 +240,30 @@ def test_a_quantity_that_is_none_is_an_error() -> None:
     with pytest.raises(ValueError, match="plain digits"):
         scheduling.needs_of(pod(requests={"memory": "much"}))
     with pytest.raises(ValueError, match="plain digits"):
-        scheduling.load_of([pod(requests={"memory": "much"})], with_labels=False)
+        scheduling.load_of([pod(requests={"memory": "much"})], label_keys=None)
     with pytest.raises(objects.UnreadableError):
         scheduling.decode_pod(b'{"metadata": {"name": 1}}')
+
+
+def test_only_the_labels_that_an_anti_affinity_reads_are_kept() -> None:
+    """A tenant can write 1.5 MiB of labels on each of its pods."""
+    other = pod("db-1", labels={"app": "db", "tier": "x", "huge": "x" * 63})
+    expressions = {"matchExpressions": [{"key": "tier", "operator": "Exists"}]}
+    asks = [scheduling.needs_of(pod(affinity=each)) for each in (apart(), apart(labelSelector=expressions))]
+    keys = scheduling.label_keys(asks)
+    assert keys == frozenset({"app", "tier"})
+    assert scheduling.load_of([other], label_keys=keys).pods == (("shop", "db-1", {"app": "db", "tier": "x"}),)
+    assert scheduling.label_keys([scheduling.needs_of(pod())]) is None
+    assert scheduling.load_of([other], label_keys=None).pods == ()
+
+
+def test_the_constraints_of_a_pod_are_counted() -> None:
+    few = scheduling.needs_of(pod())
+    assert scheduling.constraints(few) == 1, "the number of pods"
+    many = pod(
+        requests={"cpu": "1"},
+        nodeSelector={"zone": "a"},
+        tolerations=[{"operator": "Exists"}],
+        affinity={**affinity(expression("zone", "In", "a", "b")), **apart(namespaces=["lab"])},
+    )
+    assert scheduling.constraints(scheduling.needs_of(many)) == 2 + 1 + 1 + (1 + 1 + 2) + (1 + 1 + 1)

@@ -3,7 +3,7 @@
 import pytest
 
 from nodeagent.config.schema import Config, ProtectionConfig
-from nodeagent.model import NodeFit, NodeFitLookup, Owner, Plan, PodView, RefusalCode, Signal
+from nodeagent.model import NodeFit, NodeFitLookup, Owner, Plan, PodView, Refusal, RefusalCode, Signal
 from nodeagent.policy import engine, node_fit
 from nodeagent.policy.rate_limits import Backoff
 from nodeagent.policy.state import PolicyState, initial
@@ -119,17 +119,29 @@ def test_a_smaller_pod_is_evicted_in_its_place_only_if_it_clears_the_deficit() -
     assert names(decide(5, fat(read(4)), small)) == []
 
 
-def test_a_missing_replica_and_missing_room_are_refused_by_the_owner_first() -> None:
+def test_room_is_asked_for_before_the_owner_and_before_an_eviction_slot() -> None:
+    """A wait without an end must not hold what other nodes of the zone wait for."""
     settings = ProtectionConfig(node_fit=True, replacement_wait_s=600.0)
-    view = nodes.view("web", 3 * GI, owner=Owner("ReplicaSet", "web", "rs"))
-    state = initial("t", now=NOW)
-    for when in (4.0, 5.0):
-        seen = nodes.snapshot(view, at=NOW + when, available={Signal.MEMORY: 900 * MI})
-        plan, state = engine.decide(
-            seen, state, now=NOW + when, config=nodes.config(soft(), hard(value=256 * MI), protection=settings)
-        )
-    assert codes(plan) == [RefusalCode.WAITS_FOR_OWNER]
-    assert (len(plan.owner_lookups), len(plan.node_fit_lookups)) == (1, 1), "both are read at once"
+    slot = Refusal(RefusalCode.WAITS_FOR_LEASE, "the slots are taken")
+
+    def decided(fit: NodeFit | None) -> Plan:
+        view = nodes.view("web", 3 * GI, owner=Owner("ReplicaSet", "web", "rs"), node_fit=fit)
+        state = initial("t", now=NOW)
+        for when in (4.0, 5.0):
+            seen = nodes.snapshot(view, at=NOW + when, available={Signal.MEMORY: 900 * MI})
+            plan, state = engine.decide(
+                seen._replace(soft_tier_blocked_by=slot),
+                state,
+                now=NOW + when,
+                config=nodes.config(soft(), hard(value=256 * MI), protection=settings),
+            )
+        return plan
+
+    unknown = decided(None)
+    assert (codes(unknown), len(unknown.node_fit_lookups)) == ([RefusalCode.WAITS_FOR_NODES], 1)
+    assert not RefusalCode.WAITS_FOR_NODES.wants_slot
+    fitting = decided(read(4, "worker-1"))
+    assert (codes(fitting), len(fitting.node_fit_lookups)) == ([RefusalCode.WAITS_FOR_LEASE], 1)
 
 
 def test_what_is_read_at_once_is_bounded() -> None:
