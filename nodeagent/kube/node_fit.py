@@ -15,12 +15,13 @@ object is in memory at a time. Then the pods of sampled nodes are listed, node b
 node" may be wrong where most nodes are full and there are more than `MAX_NODES`; the next reading samples other nodes.
 """
 
+import heapq
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from nodeagent.kube import objects, scheduling
 from nodeagent.kube.api_errors import ApiError
@@ -78,6 +79,16 @@ def read_fits(
     return reading.fits(pod_uids, last_nodes, began=clock())
 
 
+class _Sampled(NamedTuple):
+    """A node of a sample."""
+
+    order: float
+    """The sample has the largest: minus a random number."""
+    number: int
+    """So that two of them never compare their offers."""
+    offer: NodeOffer
+
+
 class _Reading:
     """One reading."""
 
@@ -127,7 +138,7 @@ class _Reading:
     ) -> tuple[dict[str, list[NodeOffer]], dict[str, Counter[str]]]:
         """By pod: a random sample of the nodes that may take it, in random order, and how many nodes do not, by
         reason. Under the empty reason: how many may."""
-        offers: dict[str, list[NodeOffer]] = {uid: [] for uid in needs}
+        samples: dict[str, list[_Sampled]] = {uid: [] for uid in needs}
         lacks: dict[str, Counter[str]] = {uid: Counter() for uid in needs}
         for number, item in enumerate(self._list(_NODES, field_selector)):
             if number % NODES_PER_BREATH == NODES_PER_BREATH - 1:
@@ -138,23 +149,18 @@ class _Reading:
                 for counts in lacks.values():
                     counts[scheduling.UNREADABLE] += 1
                 continue
-            if node.metadata.name != self._own_node:
-                for uid, each in needs.items():
-                    self._sort_in(scheduling.offer(node, each), offers[uid], lacks[uid])
-        for sample in offers.values():
-            self._rng.shuffle(sample)
-        return offers, lacks
-
-    def _sort_in(self, offer: NodeOffer | str, sample: list[NodeOffer], lacks: Counter[str]) -> None:
-        if isinstance(offer, str):
-            lacks[offer] += 1
-            return
-        # Algorithm R (Vitter 1985): each of the nodes seen so far is in the sample with the same probability.
-        lacks[""] += 1
-        if len(sample) < MAX_NODES:
-            sample.append(offer)
-        elif (place := self._rng.randrange(lacks[""])) < MAX_NODES:
-            sample[place] = offer
+            if node.metadata.name == self._own_node:
+                continue
+            # One draw for all pods: their samples are the same nodes where the same nodes may take them.
+            place = self._rng.random()
+            for uid, each in needs.items():
+                offer = scheduling.offer(node, each)
+                if isinstance(offer, str):
+                    lacks[uid][offer] += 1
+                else:
+                    lacks[uid][""] += 1
+                    _keep_first(samples[uid], _Sampled(-place, number, offer))
+        return {uid: [each.offer for each in sorted(sample, reverse=True)] for uid, sample in samples.items()}, lacks
 
     def _settle(
         self,
@@ -182,7 +188,10 @@ class _Reading:
             if not refusal:
                 return NodeFit(began, offer.name)
             lacks[refusal] += 1
-        return NodeFit(began, reason=_reason(lacks, unread=lacks.pop("", 0) - asked))
+        may = lacks.pop("", 0)
+        if may and not asked:
+            return NodeFit(trouble="the pods of no node that may take it were read: other pods came first")
+        return NodeFit(began, reason=_reason(lacks, unread=may - asked))
 
     def _load(self, node: str) -> NodeLoad | None:
         if node not in self._loads:
@@ -198,6 +207,14 @@ class _Reading:
     def _list(self, path: str, field_selector: str) -> Iterator[bytes]:
         query = {"resourceVersion": "0", **({"fieldSelector": field_selector} if field_selector else {})}
         return iter(Listing(self._transport, path, query, as_service_account=True))
+
+
+def _keep_first(sample: list[_Sampled], node: _Sampled) -> None:
+    """Keep the `MAX_NODES` nodes with the largest order: each subset of all nodes is as likely as any other."""
+    if len(sample) < MAX_NODES:
+        heapq.heappush(sample, node)
+    else:
+        heapq.heappushpop(sample, node)
 
 
 def _reason(counts: Counter[str], *, unread: int) -> str:

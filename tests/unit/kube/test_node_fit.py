@@ -49,8 +49,11 @@ def reader(transport: Transport, now: list[float]) -> Iterator[NodeFitReader]:
     made.stop()
 
 
-def add_node(api: ApiServer, name: str, *, memory: str = "8Gi", taken: str = "", **spec: Any) -> None:
+def add_node(
+    api: ApiServer, name: str, *, memory: str = "8Gi", taken: str = "", labels: Any = None, **spec: Any
+) -> None:
     entry = node_object(name)
+    entry["metadata"]["labels"].update(labels or {})
     entry["spec"] = spec
     entry["status"]["conditions"].append({"type": "Ready", "status": "True"})
     entry["status"]["allocatable"] = {"cpu": "4", "memory": memory, "pods": "110"}
@@ -164,9 +167,25 @@ def test_the_pods_of_few_nodes_are_listed_and_the_rest_is_said_to_be_unread(
     for uid in uids[1:]:
         api.add_pod_untold(pod(uid, uid=uid, requests={"memory": "3Gi"}))
     found = read(transport, *uids)
-    assert len(listed(api)) <= node_fit.MAX_LOADS
-    assert found["web"].reason == "none of 60 other nodes takes it (24 too little memory, 36 not read)"
-    assert all(each.node == "" for each in found.values())
+    assert len(listed(api)) == node_fit.MAX_NODES, "the same nodes serve all pods"
+    reason = "none of 60 other nodes takes it (24 too little memory, 36 not read)"
+    assert found == {uid: NodeFit(NOW, reason=reason) for uid in uids}
+
+
+def test_a_pod_of_whose_nodes_none_was_read_is_unknown(api: ApiServer, transport: Transport) -> None:
+    """The pods before it have used up the nodes of one reading; the next reading is for it."""
+    uids = [f"w{number}" for number in range(4)]
+    for uid in uids:
+        selector = {"kubernetes.io/os": uid}
+        api.add_pod_untold(pod(uid, uid=uid, requests={"memory": "3Gi"}, spec={"nodeSelector": selector}))
+        for number in range(node_fit.MAX_NODES):
+            add_node(api, f"{uid}-{number}", labels=selector, taken="8Gi")
+    found = read(transport, *uids)
+    assert [each.read_at for each in found.values()] == [NOW, NOW, None, None]
+    assert all("were read" in found[uid].trouble for uid in uids[2:])
+    assert (
+        found[uids[0]].reason == "none of 96 other nodes takes it (72 node selector or affinity, 24 too little memory)"
+    )
 
 
 def test_the_sample_is_random_so_that_each_node_is_found_some_day(api: ApiServer, transport: Transport) -> None:
