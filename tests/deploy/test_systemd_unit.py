@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from nodeagent.config import load
+from nodeagent.config.schema import Mode
 from nodeagent.sampling.node import kernel_log
 from tests.support.paths import REPOSITORY
 
@@ -103,6 +105,24 @@ def test_the_kernel_log_has_the_rights_that_its_device_asks_for() -> None:
         "CapabilityBoundingSet": ["CAP_SYSLOG"],
     }
     assert settings(UNIT)["ProtectKernelLogs"] == ["yes"]
+
+
+def test_a_dry_run_without_root_has_the_user_of_sysusers_no_capability_and_sends_nothing() -> None:
+    dropped = settings(UNIT.parent / "drop-ins" / "non-root.conf")
+    [user] = re.findall(r"^u (\S+) ", (UNIT.parent / "sysusers.conf").read_text("utf-8"), re.MULTILINE)
+    assert dropped == {"User": [user], "Environment": ["NODEAGENT_MODE=dry-run"], "CapabilityBoundingSet": [""]}
+    enforcing = str(UNIT.parent / "config.yaml")
+    assert load.load(enforcing).config.mode is Mode.ENFORCE
+    overrides = load.overrides_from(dict([dropped["Environment"][0].split("=")]))
+    assert load.load(enforcing, overrides=overrides).config.mode is Mode.DRY_RUN
+
+
+def test_the_kubeconfig_is_for_root_and_no_directory_of_the_agent_has_an_age() -> None:
+    """systemd-tmpfiles locks a directory whose old files it removes, and the agent locks its own (flock(2))."""
+    lines = (UNIT.parent / "tmpfiles.conf").read_text("utf-8").splitlines()
+    [credential] = settings(UNIT)["LoadCredential"]
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    assert rows == [["z", credential.partition(":")[2], "0600", "root", "root", "-", "-"]]
 
 
 def test_the_slice_protects_what_the_unit_requests() -> None:

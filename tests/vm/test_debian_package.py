@@ -170,6 +170,23 @@ def install_and_start(host: Machine, package: Path, suite: Suite, kubeconfig: st
     host.run("systemctl reload nodeagent.service")
 
 
+def run_without_root(host: Machine) -> None:
+    """A dry run as the package's user, also with a configuration that enforces; and root again without the drop-in."""
+    drop_in = "/etc/systemd/system/nodeagent.service.d/non-root.conf"
+    host.run(f"sed -i 's/^mode: dry-run$/mode: enforce/' {CONFIG}")
+    host.run(f"mkdir -p {drop_in.rpartition('/')[0]} && cp /usr/share/nodeagent/drop-ins/non-root.conf {drop_in}")
+    host.run("systemctl daemon-reload && systemctl restart nodeagent.service", timeout_s=240)
+    log = started(host)
+    assert show(host, "ActiveState") == "active", log
+    owners = "stat --format=%U /run/nodeagent /proc/$(systemctl show --value --property=MainPID nodeagent.service)"
+    assert host.run(owners).stdout.split() == ["nodeagent", "nodeagent"]
+    assert metric(host, "nodeagent_enforcing") == ["nodeagent_enforcing 0"]
+    assert '"level":"error"' not in log
+    host.run(f"sed -i 's/^mode: enforce$/mode: dry-run/' {CONFIG}; rm {drop_in}; systemctl daemon-reload")
+    host.run("systemctl restart nodeagent.service", timeout_s=240)
+    assert host.run(owners).stdout.split() == ["root", "root"]
+
+
 @pytest.mark.vm
 def test_it_is_installed_upgraded_removed_and_purged(
     machine: Machine, api: ApiServer, package: Path, earlier_package: Path, tmp_path: Path
@@ -177,7 +194,7 @@ def test_it_is_installed_upgraded_removed_and_purged(
     with without_the_unit(machine) as host:
         install_and_start(host, earlier_package, OLDER, kubeconfig_of(api, tmp_path))
         host.copy(package, "/run/deb")
-        host.run(f"echo '{OWN_THRESHOLD}' >>{CONFIG}")
+        host.run(f"echo '{OWN_THRESHOLD}' >>{CONFIG}; chmod 644 /etc/nodeagent/kubeconfig")
         first, since = show(host, "MainPID"), host.run("cat /proc/uptime").stdout.split()[0]
         host.run(f"{DPKG} /run/deb/{package.name}", timeout_s=400)
         assert host.run("nodeagent version").stdout.split()[1] == __version__
@@ -188,6 +205,7 @@ def test_it_is_installed_upgraded_removed_and_purged(
         threshold = 'nodeagent_threshold_bytes{signal="memory.available",tier="hard"}'
         assert metric(host, threshold) == [f"{threshold} {123 << 20}"], "with the configuration as it was left"
         assert OWN_THRESHOLD in host.run(f"cat {CONFIG}").stdout
+        assert host.run("stat --format='%a %U' /etc/nodeagent/kubeconfig").stdout.split() == ["600", "root"]
         assert host.run(f"head -1 {CONFIG}.dpkg-dist").stdout.startswith("# nodeagent's configuration.")
         changes = [request for verb in ("PATCH", "PUT", "DELETE", "POST") for request in api.sent(verb)]
         assert [request.path for request in changes if "reviews" not in request.path] == [], "a dry run sends nothing"
@@ -201,6 +219,7 @@ def test_the_same_package_serves_the_newer_machine(
 ) -> None:
     with without_the_unit(newer_machine) as host:
         install_and_start(host, package, NEWER, kubeconfig_of(api, tmp_path))
+        run_without_root(host)
         purge(host)
 
 
@@ -216,3 +235,4 @@ def purge(host: Machine) -> None:
         check=False,
     )
     assert left.stdout == ""
+    assert host.run("getent passwd nodeagent; getent group nodeagent", check=False).stdout == ""
