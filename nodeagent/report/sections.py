@@ -29,14 +29,11 @@ from nodeagent.model import (
     units,
 )
 from nodeagent.policy import headroom, memory_shortage
-from nodeagent.report import node_report, wording
+from nodeagent.report import node_report, wording, zombie_text
 from nodeagent.report.node_report import Report
 
 MAX_DISK_ROWS: Final = 30
 """Rows of pods' disk usage in text; JSON has all."""
-MIN_ZOMBIES: Final = 10
-"""Fewer zombies are not mentioned in text: every node has some for a moment."""
-MAX_ZOMBIE_HOLDERS: Final = 5
 MAX_STORE_ITEMS: Final = 5
 """Holders of a class of the image store in text; JSON has all."""
 MAX_CGROUP_ROWS: Final = 5
@@ -195,20 +192,8 @@ def _signals(report: Report) -> Section:
 
 
 def _zombies(report: Report) -> tuple[Cell, ...]:
-    """`412 zombies of 9870 PIDs in use: kubelet.service 400 (kubelet, PID 812), pod shop/web 12 (sh, PID 4711)`."""
-    count = report.snapshot.zombies
-    if count is None or count.total < MIN_ZOMBIES:
-        return ()
-    observed = report.snapshot.observations[Signal.PID]
-    used = None if observed.available is None or observed.capacity is None else observed.capacity - observed.available
-    pods = {view.pod.cgroup_uid: view.pod.key for view in report.snapshot.pods}
-    holders = []
-    for each in count.holders[:MAX_ZOMBIE_HOLDERS]:
-        name = f"pod {pods.get(each.pod_uid, each.pod_uid)}" if each.pod_uid else each.unit or "parent not visible"
-        holders.append(f"{name} {each.zombies} ({each.command or units.UNKNOWN_TEXT}, PID {each.pid})")
-    at_least = "" if count.complete else "at least "
-    amount = f"{at_least}{count.total} zombies of {units.format_amount(used, Unit.PIDS)} PIDs in use"
-    return (Cell(wording.escape_terminal(f"{amount}: {', '.join(holders)}"), WARN),)
+    found = zombie_text.zombies_text(report.snapshot)
+    return (Cell(wording.escape_terminal(found), WARN),) if found else ()
 
 
 def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Iterable[tuple[Cell, ...]]:

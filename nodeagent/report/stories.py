@@ -10,11 +10,11 @@ moments in the order of time. Names in a moment are as recorded: escape them for
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import SIGNAL_TABLE, RecordedSample, Signal, Unit, units
-from nodeagent.report import downsampling, explain_oom, history, history_values, record_fields
+from nodeagent.report import downsampling, explain_oom, history, history_values, record_fields, zombie_text
 from nodeagent.report.downsampling import Point
 from nodeagent.report.history_values import History, Series
 from nodeagent.report.record_fields import JsonObject
@@ -72,6 +72,10 @@ class Curve(NamedTuple):
         return before[-1] if before else None
 
 
+SAME_S: Final = 0.1
+"""The times of a sample are rounded to a 64th of a second."""
+
+
 class Story(NamedTuple):
     """A decision, or OOM kills, with the minutes around it."""
 
@@ -89,6 +93,8 @@ class Story(NamedTuple):
     """The configuration in force as YAML; empty: not recorded."""
     trouble: tuple[str, ...] = ()
     """Parts of the recording that could not be read."""
+    zombies: str = ""
+    """Of a decision about PIDs: the zombies of the last sample before it, if they are a notable part. Not escaped."""
 
     @property
     def victims(self) -> Sequence[JsonObject]:
@@ -120,7 +126,10 @@ def build(
 ) -> Story:
     """The story of `recorded`. `samples`: those of its window; `decisions`: all that are recorded."""
     at, began, ended = window(recorded, since=since)
-    found = history.history(samples, top=MAX_POD_CURVES + 8, signal=acting_signal(recorded.decision))
+    signal, counted = acting_signal(recorded.decision), _Zombies(at)
+    found = history.history(
+        counted.watch(samples) if signal is Signal.PID else samples, top=MAX_POD_CURVES + 8, signal=signal
+    )
     if not found.samples:
         missing = missing or "no sample of these minutes is recorded"
     near = [each for each in decisions if _is_within(each, began, ended)]
@@ -137,7 +146,23 @@ def build(
         moments=_collapsed(sorted(moments, key=lambda moment: moment.at)),
         missing="" if found.samples else missing,
         configuration=configuration,
+        zombies=counted.text,
     )
+
+
+class _Zombies:
+    """The zombies of the last sample that is not later than the decision."""
+
+    def __init__(self, at: float | None) -> None:
+        self.text = ""
+        self._at = at
+
+    def watch(self, samples: Iterable[RecordedSample]) -> Iterator[RecordedSample]:
+        for sample in samples:
+            if self._at is not None and sample.wall_time <= self._at + SAME_S:
+                snapshot = sample.snapshot
+                self.text = zombie_text.zombies_text(snapshot) if zombie_text.notable(snapshot) else ""
+            yield sample
 
 
 def acting_signal(decision: JsonObject) -> Signal:

@@ -67,6 +67,8 @@ def _seen(story: Story) -> str:
         f"{name} (+{units.format_amount(int(more), explain.unit_of(story.signal.value))})"
         for name, more in stories.growth(story)
     ]
+    if story.zombies:
+        parts.append(story.zombies)
     if grown:
         parts.append(f"the pods that grew most: {', '.join(grown)}")
     return "; ".join(parts)

@@ -52,6 +52,17 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family("nodeagent_swap_free_bytes", exposition.GAUGE, "SwapFree of the node."),
     Family("nodeagent_zram_memory_bytes", exposition.GAUGE, "Memory that zram takes for what is swapped to it."),
     Family(
+        "nodeagent_zombies",
+        exposition.GAUGE,
+        "Processes that have ended and that their parents have not waited for; each holds a PID. Counted each minute, "
+        "every 10 s while PIDs are nearly short.",
+    ),
+    Family(
+        "nodeagent_zombies_of_host",
+        exposition.GAUGE,
+        "Zombies, as far as their parents are known, of processes outside of pods: no eviction ends them.",
+    ),
+    Family(
         "nodeagent_signal_state",
         exposition.GAUGE,
         "1 for the state of the signal (ok, soft, hard, unknown), 0 for the other states.",

@@ -455,6 +455,9 @@ def _node(plan: Plan, snapshot: NodeSnapshot) -> Iterator[_Sample]:
         yield _Sample("nodeagent_swap_total_bytes", (), snapshot.memory.swap_total)
         yield _Sample("nodeagent_swap_free_bytes", (), snapshot.memory.swap_free)
         yield _Sample("nodeagent_zram_memory_bytes", (), snapshot.memory.zram)
+    if snapshot.zombies is not None:
+        yield _Sample("nodeagent_zombies", (), snapshot.zombies.total)
+        yield _Sample("nodeagent_zombies_of_host", (), sum(holder.zombies for holder in snapshot.zombies.of_host))
     for stall in snapshot.stalls:
         for kind, total_us in (("some", stall.some_total_us), ("full", stall.full_total_us)):
             if total_us is not None:

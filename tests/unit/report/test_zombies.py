@@ -1,11 +1,12 @@
-"""The line about zombies in `check`, and their object in JSON."""
+"""The line about zombies in `check` and in the story of a decision, and their object in JSON."""
 
 import json
 
-from nodeagent.model import Observation, Signal, ZombieCount, ZombieHolder
-from nodeagent.report import text
+from nodeagent.model import Observation, RecordedSample, Signal, ZombieCount, ZombieHolder
+from nodeagent.report import stories, story_text, text
 from nodeagent.report.json_document import to_json
 from nodeagent.report.node_report import Report
+from nodeagent.report.recorded_decisions import RecordedDecision
 from nodeagent.report.sections import sections
 from tests.support import reports, schemas
 
@@ -57,3 +58,36 @@ def test_the_document_names_pods_and_units() -> None:
     assert [each["unit"] for each in found["holders"]] == ["kubelet.service", None, None]
     assert [each["name"] for each in found["holders"]] == [None, "web", None]
     assert to_json(reports.report())["zombies"] is None
+
+
+def seen(signal: Signal, *samples: RecordedSample) -> str:
+    """The first line of the story of a decision half a second after `samples[1]`."""
+    threshold = {"signal": signal.value, "gracePeriodSeconds": 0.0}
+    decision = {
+        "planId": "ab12-1",
+        "wallTime": samples[1].wall_time + 0.5,
+        "madeAt": samples[1].at,
+        "actingOn": {"threshold": threshold, "value": 200},
+    }
+    recorded = RecordedDecision("ab12-1", decision)
+    return dict(story_text.summary(stories.build(recorded, [recorded], samples)))["seen"]
+
+
+def series(*zombies: int) -> list[RecordedSample]:
+    found = []
+    for second, number in enumerate(zombies):
+        snapshot = report(ZombieHolder(number, "", "kubelet.service", 812, "kubelet")).snapshot
+        at, wall = snapshot.taken_at + second, snapshot.wall_time + second
+        found.append(RecordedSample(snapshot._replace(taken_at=at, wall_time=wall)))
+    return found
+
+
+def test_the_story_of_a_decision_about_pids_names_the_zombies_before_it() -> None:
+    assert "900 zombies of 9870 PIDs in use: kubelet.service 900 (kubelet, PID 812)" in seen(
+        Signal.PID, *series(20, 900, 4000)
+    )
+
+
+def test_zombies_that_explain_no_shortage_are_not_in_the_story() -> None:
+    assert "zombies" not in seen(Signal.PID, *series(900, 400, 900))
+    assert "zombies" not in seen(Signal.MEMORY, *series(900, 900, 900))

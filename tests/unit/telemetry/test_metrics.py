@@ -30,6 +30,8 @@ from nodeagent.model import (
     Stall,
     StallScope,
     UnattributedDisk,
+    ZombieCount,
+    ZombieHolder,
 )
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
@@ -150,6 +152,17 @@ def test_both_figures_of_memory_are_exported() -> None:
     found = read(metrics)
     assert found["nodeagent_memory_figure_bytes", "workingset", "memory.available"] == 3 * GI
     assert found["nodeagent_memory_figure_bytes", "memavailable", "memory.available"] == 2 * GI
+
+
+def test_zombies_are_counted_once_they_are_known() -> None:
+    metrics = make()
+    plan, seen = decided(available=3 * GI)
+    metrics.observe_plan(plan, seen)
+    assert not [name for name in read(metrics) if "zombies" in name]
+    holders = (ZombieHolder(40, "", "kubelet.service", 812, "kubelet"), ZombieHolder(5, "uid-1", "", 4711, "sh"))
+    metrics.observe_plan(plan, seen._replace(zombies=ZombieCount(50, holders, complete=True, read_at=NOW)))
+    found = read(metrics)
+    assert (found["nodeagent_zombies"], found["nodeagent_zombies_of_host"]) == (50, 40)
 
 
 def test_what_is_not_known_has_no_series() -> None:
