@@ -1,7 +1,8 @@
 """A stand-in for the program kubectl, and the way to run the plugin with it.
 
 It answers the three commands that the plugin sends, `get pods`, `get node` and `exec`, with the texts of kubectl's
-source; no cluster was there to record them. Words that it does not know end it, so that a changed plugin is noticed.
+source; tests/deploy/test_real_kubectl.py runs the plugin with a real one as far as `exec`. Words that it
+does not know end it, so that a changed plugin is noticed.
 """
 
 import os
