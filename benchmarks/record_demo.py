@@ -1,6 +1,6 @@
 """Record the incident that `nodeagent demo` plays, in the machine of tests/vm.
 
-    python -m benchmarks.record_demo [--to nodeagent/analysis/incident]
+    python -m benchmarks.record_demo [--to nodeagent/analysis/recorded_incident]
 
 Needs the same as tests/vm (QEMU, and root for the first build of the image). The same memory ramp runs twice in one
 machine of 2 GiB: first with a kubelet's eviction manager alone (tests/vm/memory_kubelet.py: a sample every 10 s, the
@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks import ramps
 from benchmarks.ramps import TERM_S
+from nodeagent.analysis import incident as played
 from nodeagent.records import flight_recorder, recording
 from tests.fake_kube import ApiServer
 from tests.support.paths import REPOSITORY
@@ -111,7 +112,7 @@ class Kubelet:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--to", type=Path, default=REPOSITORY / "nodeagent" / "analysis" / "incident")
+    parser.add_argument("--to", type=Path, default=REPOSITORY / "nodeagent" / "analysis" / played.DIRECTORY)
     options = parser.parse_args(arguments)
     if reason := why_not():
         print(f"needs a virtual machine: {reason}", file=sys.stderr)
