@@ -255,6 +255,7 @@ def _explain(options: Options) -> int:
         (options.html is not None and options.markdown, "--html: cannot be combined with --markdown"),
         (options.recording and options.state_dir, "--recording: cannot be combined with --state-dir"),
         (options.pod and options.id and not options.owner, "--pod: lists every decision; an ID needs --owner"),
+        ("/" in (options.id or ""), f"{options.id}: is no ID; a file or directory is read with --recording"),
     ]
     if message := next((text for given, text in wrong if given), ""):
         raise _FailureError(message, exit_codes.USAGE)

@@ -146,6 +146,7 @@ def test_markdown_is_one_document_with_the_recorded_configuration(
         (("--markdown",), "--markdown: needs the ID of a decision"),
         (("last", "--markdown", "-o", "json"), "--markdown: cannot be combined with -o json"),
         (("last", "--pod", "a/b"), "--pod: lists every decision; an ID needs --owner"),
+        (("./a.zip",), "./a.zip: is no ID; a file or directory is read with --recording"),
         (("--recording", "a", "--state-dir", "b"), "--recording: cannot be combined with --state-dir"),
     ],
 )
