@@ -161,7 +161,7 @@ def setup(files: str) -> None:
         orphan, left = make_orphan(f"docker.io/library/litter:{attempt}", int(files))
         if left:
             break
-    wait_until(lambda facts: len(facts.images) == len(images))
+    wait_until(lambda facts: not any("/litter:" in name for image in facts.images for name in image.names))
     os.sync()
     print(json.dumps({"orphan": orphan, "left": left}))
 

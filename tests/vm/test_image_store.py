@@ -68,10 +68,22 @@ def used(machine: Machine) -> Usage:
     return Usage(int(bytes_), int(inodes))
 
 
+def empty(machine: Machine) -> None:
+    """Remove all containers and images, also those of other tests in this machine."""
+    machine.run(
+        "for c in $(ctr -n k8s.io containers ls -q); do ctr -n k8s.io tasks delete --force $c; "
+        "ctr -n k8s.io containers delete $c; done; "
+        "for i in $(ctr -n k8s.io images ls -q); do ctr -n k8s.io images rm --sync $i; done",
+        check=False,
+        timeout_s=400,
+    )
+
+
 @pytest.fixture(scope="module")
 def store(machine: Machine) -> Iterator[Store]:
     machine.write(SCRIPT, Path(__file__).with_name("cri_pods.py").read_bytes())
     machine.run("systemctl start containerd", timeout_s=400)
+    empty(machine)
     try:
         made = call(machine, "setup", str(FILES))
         report = json.loads(check(machine, "-o", "json"))["imageStore"]
@@ -82,12 +94,9 @@ def store(machine: Machine) -> Iterator[Store]:
         left = machine.run(f"test -e {SNAPSHOTS}/{made['orphan']}", check=False).returncode == 0
         yield Store(made["orphan"], made["left"], report, text, usage, int(after), removed, used(machine), left)
     finally:
+        empty(machine)
         machine.run(
-            "for c in $(ctr -n k8s.io containers ls -q); do ctr -n k8s.io tasks delete --force $c; "
-            "ctr -n k8s.io containers delete $c; done; "
-            "for i in $(ctr -n k8s.io images ls -q); do ctr -n k8s.io images rm --sync $i; done; "
             "systemctl stop containerd; rm -rf /var/log/pods/shop_web_uid-web /var/log/pods/shop_done_uid-done",
-            check=False,
             timeout_s=400,
         )
 
