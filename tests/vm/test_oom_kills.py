@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(1500)]
 LIMIT_MIB: Final = 60
 FOUND_WITHIN_S: Final = 1.0
 """From the kernel's own timestamp to the record."""
-EARLIER_S: Final = 0.5
-"""The kernel log has a clock of its own, and a record has the time at which its sample began: a kill while it is read,
-which takes some tenths of a second in an emulated machine, is found before it is logged."""
+EARLIER_S: Final = 5.0
+"""A record has the time at which its sample began. A kill while it is read is found before it is logged, and with no
+memory left the reading itself stalls: by 0.8 s in an emulated machine on a busy host."""
 DROP_IN: Final = "/etc/systemd/system/nodeagent.service.d/kernel-log.conf"
 LOWEST: Final[dict[str, Any]] = {
     "evictionHard": {"memory.available": "1Mi"},
