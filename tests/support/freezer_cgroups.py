@@ -51,9 +51,13 @@ def removed(directory: Path) -> bool:
 
 
 def start_in(pod: Path, program: str) -> subprocess.Popen[bytes]:
-    """A Python program in the pod's container."""
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    """A Python program in the pod's container. It begins when it is there, so that no child stays outside."""
+    begin = "import sys; sys.stdin.readline()\n"
+    process = subprocess.Popen([sys.executable, "-c", begin + program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     (pod / "container" / "cgroup.procs").write_text(str(process.pid))
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
     return process
 
 
