@@ -1,4 +1,4 @@
-"""Seconds from the start of the agent to its first rehearsed decision.
+"""Seconds from the start of the agent to its first decision, as a dry run.
 
     python -m benchmarks.first_decision [--runs 9]
 
@@ -30,7 +30,7 @@ EVENTS: Final = {"signal": "signal changed", "decision": "would evict"}
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description="Seconds from the start to the first rehearsed decision.")
+    arguments = argparse.ArgumentParser(description="Seconds from the start to the first decision of a dry run.")
     arguments.add_argument("--runs", type=int, default=9)
     runs = [measure() for _ in range(arguments.parse_args().runs)]
     for name in EVENTS:

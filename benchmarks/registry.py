@@ -53,7 +53,7 @@ BENCHMARKS: Final = (
     ),
     Benchmark("loop", "calm and pressed syncs against C", Need.CGROUPS, None),
     Benchmark("latency", "from the crossing to the request", Need.CGROUPS, ("--runs", "5", "--pods", "110")),
-    Benchmark("first_decision", "from the start to the first rehearsed decision", Need.CGROUPS, ("--runs", "3")),
+    Benchmark("first_decision", "from the start to the first decision of a dry run", Need.CGROUPS, ("--runs", "3")),
     Benchmark("forks", "the fork meter in a storm", Need.CGROUPS, ("5000",)),
     Benchmark("footprint", "the agent with the DaemonSet's resources", Need.CGROUPS, ("110",)),
     Benchmark("ramps", "memory ramps beside earlyoom and systemd-oomd", Need.VM, None),
