@@ -21,6 +21,7 @@ from nodeagent.actuators import api_writers, event_writer, oom_events, pod_event
 from nodeagent.actuators.api_writers import ApiWriters
 from nodeagent.actuators.conditions import ConditionConflict, OwnedCondition
 from nodeagent.actuators.event_writer import EventReason, KubernetesEvent
+from nodeagent.actuators.eviction_requests import EvictionRequests
 from nodeagent.actuators.pod_events import RankedVictim
 from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import ClusterIdentity, Config, Mode
@@ -40,6 +41,8 @@ from nodeagent.model import (
     ConditionStatus,
     ConditionType,
     ConditionVerdict,
+    EvictionRequestOrder,
+    Method,
     Note,
     NoteKind,
     OomReport,
@@ -109,6 +112,8 @@ class Session(Protocol):
     def soft_tier_block(self) -> Refusal | None: ...
     def announce(self, plan: Plan) -> None: ...
     def evict(self, plan_id: str, victim: Victim) -> None: ...
+    def eviction_requests_served(self) -> bool: ...
+    def follow_eviction_requests(self, orders: Sequence[EvictionRequestOrder]) -> None: ...
     def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
     def emit_node_event(self, reason: EventReason, note: str, *, action: str, plan_id: str = "") -> None: ...
     def announce_oom_kills(self, report: OomReport, pods: Mapping[str, PodView]) -> None: ...
@@ -146,6 +151,11 @@ class NoCluster:
 
     def evict(self, plan_id: str, victim: Victim) -> None:
         raise RuntimeError(f"plan {plan_id} has the victim {victim.pod.key}, but there is no API server")
+
+    def eviction_requests_served(self) -> bool:
+        return False
+
+    def follow_eviction_requests(self, orders: Sequence[EvictionRequestOrder]) -> None: ...
 
     def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
 
@@ -222,6 +232,8 @@ class ClusterSession:
         self._volumes: VolumeLookup | None = None
         self._owners: OwnerReader | None = None
         self._node_fit: NodeFitReader | None = None
+        self._eviction_requests: EvictionRequests | None = None
+        """None unless they are configured. A dry run discovers, and writes nothing."""
         self._mirrors: tuple[tuple[Pod, ...], str, tuple[Pod, ...]] = ((), "", ())
         """Pods and Node UID of the last call of `_own_mirrors`, and its result."""
         self._pdbs_wanted_for: tuple[Pod, ...] = ()
@@ -316,7 +328,20 @@ class ClusterSession:
         if self._writers is None:
             raise RuntimeError("a plan has victims before the node's identity is confirmed")
         self._unanswered[plan_id, victim.pod.uid] = victim
-        self._writers.evictions.submit(plan_id, victim)
+        if victim.method is Method.REQUEST and self._eviction_requests is not None:
+            self._eviction_requests.submit(plan_id, victim)
+        else:
+            self._writers.evictions.submit(plan_id, victim)
+
+    def eviction_requests_served(self) -> bool:
+        """True if the soft tier may use EvictionRequests: configured, and served by the API server."""
+        return self._eviction_requests is not None and self._eviction_requests.served
+
+    def follow_eviction_requests(self, orders: Sequence[EvictionRequestOrder]) -> None:
+        """Read, or withdraw, the EvictionRequests that are not over; `outcomes` returns what came of it. Nothing in a
+        dry run."""
+        if self._eviction_requests is not None and self._writers is not None:
+            self._eviction_requests.follow(orders)
 
     def announce_kill(self, plan_id: str, victim: Victim) -> None:
         """Store the Events of a kill until the API server is reachable again. The last 20 are stored; the flight
@@ -353,7 +378,8 @@ class ClusterSession:
                 ranked = RankedVictim(killed, self._ranks.get((plan_id, killed.pod.uid)))
                 for event in pod_events.killed(plan_id, ranked, node=node, at_wall=at_wall):
                     writers.events.emit(event)
-        outcomes = writers.evictions.take()
+        requested = self._eviction_requests.take() if self._eviction_requests is not None else ()
+        outcomes = (*writers.evictions.take(), *requested)
         for outcome in outcomes:
             victim = self._unanswered.pop((outcome.plan_id, outcome.pod_uid), None)
             if victim is not None and outcome.kind is OutcomeKind.ACCEPTED:
@@ -455,6 +481,8 @@ class ClusterSession:
             parts.append((NoteKind.EVENTS, self._writers.events.reason))
         parts.append((NoteKind.OWNERS, self._owners.reason if self._owners else ""))
         parts.append((NoteKind.NODE_FIT, self._node_fit.reason if self._node_fit else ""))
+        requests = self._eviction_requests
+        parts.append((NoteKind.EVICTION_REQUESTS, requests.reason if requests is not None else ""))
         parts.append((NoteKind.VOLUMES, self._volumes.reason if self._volumes else ""))
         pdb_notes = self._pdbs.notes() if self._pdbs else ()
         return (*[Note(kind, reason) for kind, reason in parts if reason], *pdb_notes, *view.notes)
@@ -468,7 +496,15 @@ class ClusterSession:
         workers.join(self._thread, 1.0)
         failed = self._writers.stop(clear=clear, mark=mark) if self._writers else ""
         node = self._node if self._writers is None else None
-        for part in (self._volumes, self._owners, self._node_fit, self._pdbs, self._pods, node):
+        for part in (
+            self._eviction_requests,
+            self._volumes,
+            self._owners,
+            self._node_fit,
+            self._pdbs,
+            self._pods,
+            node,
+        ):
             if part:
                 part.stop()
         self._transport.close()
@@ -579,6 +615,9 @@ class ClusterSession:
             self._owners = OwnerReader(transport, wake=self._wake, clock=self._clock)
         if config.protection.node_fit:
             self._node_fit = NodeFitReader(transport, confirmed.name, wake=self._wake, clock=self._clock)
+        if config.eviction_request.enabled:
+            self._eviction_requests = EvictionRequests(transport, wake=self._wake, clock=self._clock)
+            self._eviction_requests.start()
         if config.protection.node_bound:
             self._volumes = VolumeLookup(transport, confirmed.name, clock=self._clock, spread_s=VOLUME_SPREAD_S)
         keys = config.protection.annotations

@@ -366,6 +366,16 @@ class HooksConfig(NamedTuple):
     runs."""
 
 
+class EvictionRequestConfig(NamedTuple):
+    enabled: bool = False
+    """Soft tier: ask for a pod's eviction with an EvictionRequest (KEP-4563, `lifecycle.k8s.io/v1alpha1`, alpha in
+    Kubernetes 1.37), so that its responders can move it first. Where the API server does not serve that, the
+    Eviction API is used as before. Needs rights of its own (examples/eviction-request.yaml)."""
+    deadline_s: Annotated[float, Range(10, 3600)] = 120.0
+    """A pod that nobody has evicted by then is evicted through the Eviction API, and the request is withdrawn. The
+    hard tier never waits for a request."""
+
+
 class ConditionsConfig(NamedTuple):
     standard: StandardConditions = StandardConditions.REASSERT
     """MemoryPressure, DiskPressure and PIDPressure: `reassert` writes True again after a kubelet overwrites it, `once`
@@ -606,6 +616,8 @@ class Config(NamedTuple):
     """Acts of the hard tier that the soft tier never uses."""
     hooks: HooksConfig = HooksConfig()
     """Commands and HTTP calls of the soft tier."""
+    eviction_request: EvictionRequestConfig = EvictionRequestConfig()
+    """Evictions of the soft tier that others carry out."""
     own_limit: OwnLimitConfig = OwnLimitConfig()
     """Pods near a memory limit of their own, whatever the node has available."""
     conditions: ConditionsConfig = ConditionsConfig()

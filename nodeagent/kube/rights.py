@@ -160,6 +160,10 @@ def _node_fit(config: Config) -> bool:
     return config.protection.node_fit
 
 
+def _eviction_requests(config: Config) -> bool:
+    return _enforce(config) and config.eviction_request.enabled
+
+
 def _finds_node_by_address(config: Config) -> bool:
     return not config.node_name
 
@@ -186,6 +190,10 @@ _NODE_FIT = (
 )
 _EVENTS = ("Events on pods and the Node", "no Events: acts are in the log and the records only")
 _OVERRIDE = ("escalation.onBlocked: delete", "the hard tier does not evict a pod that a PDB protects")
+_REQUESTS = (
+    "EvictionRequests of the soft tier (evictionRequest)",
+    "the soft tier evicts through the Eviction API at once, and withdraws no EvictionRequest",
+)
 _SLOTS = ("eviction slots (fleet.maxConcurrentEvictions)", "the soft tier evicts nothing: it has no eviction slot")
 
 EVICT: Final = Right(
@@ -255,6 +263,10 @@ RIGHTS: Final = (
     Right("get", "apps", "statefulsets", *_OWNERS, Need.FEATURE, _ACCOUNT, used=_replacements),
     Right("list", "", "nodes", *_NODE_FIT, Need.FEATURE, _ACCOUNT, Scope.OTHER_NODES, _node_fit),
     Right("list", "", "pods", *_NODE_FIT, Need.FEATURE, _ACCOUNT, Scope.OTHER_NODES, _node_fit),
+    *[
+        Right(verb, "lifecycle.k8s.io", "evictionrequests", *_REQUESTS, Need.FEATURE, _ACCOUNT, used=_eviction_requests)
+        for verb in ("create", "get", "patch")
+    ],
     *EVENTS,
     Right("patch", "", "pods/status", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),
     Right("delete", "", "pods", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),

@@ -43,7 +43,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.policy import chosen_victims, oom_preference, outcomes, recheck
+from nodeagent.policy import chosen_victims, eviction_request, oom_preference, outcomes, recheck
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.sampling.snapshot import SnapshotParts, assemble_snapshot
 from nodeagent.telemetry.decision_log import DecisionLog
@@ -160,13 +160,14 @@ class Executor:
                     disks=components.disks.usage(node.taken_at),
                     api_unreachable_since=view.unreachable_since,
                     soft_tier_blocked_by=soft_tier_block,
+                    eviction_requests=components.session.eviction_requests_served(),
                     own_pod_uid=self._own_pod_uid,
                 )
             )
 
     def evict(self, plan: Plan, sample: NodeSnapshot, *, saved: bool) -> None:
-        """Decide on each victim again and hand it over. `sample` is the result of `recheck`, `saved` that of
-        `brake`."""
+        """Decide on each victim again and hand it over, then what becomes of EvictionRequests. `sample` is the result
+        of `recheck`, `saved` that of `brake`."""
         if not self._acts:
             self._apply([self._outcome(plan, victim, OutcomeKind.DRY_RUN) for victim in plan.victims])
             return
@@ -178,6 +179,8 @@ class Executor:
             else:
                 self._submitted[victim.pod.uid] = victim
                 self._components().session.evict(plan.id, self._with_current_text(victim, plan, sample))
+        requests = self._store.policy_state.eviction_requests
+        self._components().session.follow_eviction_requests(eviction_request.orders(requests))
 
     def _refusal(self, victim: Victim, sample: NodeSnapshot, *, saved: bool) -> str:
         """Why this victim is not evicted after all; empty if it is."""

@@ -16,7 +16,14 @@ from nodeagent.loop.own_limit_watch import OwnLimitWatch, WatchResult
 from nodeagent.loop.schedule import Schedule, ScheduleInputs, ScheduleState
 from nodeagent.loop.state_store import StateStore
 from nodeagent.model import ConditionStatus, DiskLayout, NodeSnapshot, PodSource, Signal, Threshold
-from nodeagent.policy import candidates, effective_thresholds, eviction_hook, in_flight, victim_preview
+from nodeagent.policy import (
+    candidates,
+    effective_thresholds,
+    eviction_hook,
+    eviction_request,
+    in_flight,
+    victim_preview,
+)
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.runtime import own_cost
 from nodeagent.sampling.disk.monitor import DiskUrgency
@@ -157,6 +164,7 @@ class Observer:
             or any(each.status is ConditionStatus.TRUE for each in policy.conditions.conditions.values())
             or any(not run.measured for run in policy.reclaims.runs.values())
             or eviction_hook.is_running(policy.hooks)
+            or eviction_request.is_pending(policy.eviction_requests)
             or self._recount_requested
             or self._runtime.forks.storm(now)
         )
@@ -189,6 +197,7 @@ class Observer:
             disks=components.disks.usage(node.taken_at),
             api_unreachable_since=view.unreachable_since,
             soft_tier_blocked_by=soft_tier_block,
+            eviction_requests=components.session.eviction_requests_served(),
             own_pod_uid=runtime.own_pod_uid,
             zombies=runtime.zombies(),
         )

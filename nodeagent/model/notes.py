@@ -25,6 +25,7 @@ class NoteKind(enum.StrEnum):
     DISK_PRESSURE = "DiskPressure", "The kubelet also writes this condition."
     DISKS = "disks", "Disk usage of pods or directories is missing, incomplete or estimated."
     EVENTS = "events", "Kubernetes Events cannot be written."
+    EVICTION_REQUESTS = "eviction requests", "How an EvictionRequest ended, or that the API server serves none."
     FORKS = "forks", "Fork rates are unknown, or pods fork very often."
     HOOKS = "hooks", "The program of a hook is missing, or other users can change it."
     HOST = "host", "The report is made from a recording."

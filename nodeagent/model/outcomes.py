@@ -40,6 +40,16 @@ class OutcomeKind(enum.StrEnum):
     """Its processes were killed through its cgroup. The API server is not informed yet."""
     NOT_KILLED = "not-killed"
     """The kernel refused the kill; no process was killed."""
+    REQUESTED = "requested"
+    """The EvictionRequest exists: others are to evict the pod."""
+    NOT_REQUESTED = "not-requested"
+    """It is certain that no EvictionRequest was made: the Eviction API is used."""
+    REQUEST_UNCERTAIN = "request-uncertain"
+    """No complete answer: the EvictionRequest may exist."""
+    REQUEST_FAILED = "request-failed"
+    """The EvictionRequest has the condition Failed, or somebody else deleted or withdrew it."""
+    REQUEST_WITHDRAWN = "request-withdrawn"
+    """The EvictionRequest is withdrawn, or gone."""
 
 
 class Outcome(NamedTuple):

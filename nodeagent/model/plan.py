@@ -134,6 +134,8 @@ class Method(enum.StrEnum):
 
     EVICT = "evict"
     """The Eviction API: PodDisruptionBudgets are respected."""
+    REQUEST = "request"
+    """An EvictionRequest (KEP-4563), which others carry out: only soft, only with `evictionRequest.enabled`."""
     DELETE = "delete"
     """DELETE with a DisruptionTarget condition: only hard, only with `onBlocked: delete`."""
     KILL = "kill"
@@ -161,6 +163,16 @@ class Victim(NamedTuple):
     the node. Empty for an eviction under pressure."""
     hook: str = ""
     """How the hook before this eviction ended, or why it did not run; empty without a hook."""
+
+
+class EvictionRequestOrder(NamedTuple):
+    """What becomes of an EvictionRequest that was made: it is followed, or withdrawn."""
+
+    plan_id: str
+    """The decision that made it."""
+    pod_uid: str
+    namespace: str
+    withdraw: bool
 
 
 class ReliefReport(NamedTuple):

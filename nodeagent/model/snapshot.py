@@ -247,6 +247,8 @@ class NodeSnapshot(NamedTuple):
     page_cache_blocked: str = ""
     """Why the page cache of pods cannot be reclaimed on this host (no memory.reclaim, or not writable); empty if it
     can."""
+    eviction_requests: bool = False
+    """The API server serves EvictionRequests (KEP-4563), and the configuration uses them."""
 
     def with_protected_cache(self, amount: int | None) -> "NodeSnapshot":
         """The node with the kernel's figures less this protected page cache instead of `protected_cache`. None: it was

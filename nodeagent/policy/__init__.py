@@ -15,7 +15,9 @@ Where to find a rule, in the order of a decision (`engine`; `signal_plan` for on
 * Does the API server fail, so that a pod may be killed?  `last_resort`.
 * What is tried before evictions?  `reclaim`. Is the disk usage recent enough?  `fresh_usage`.
 * What does an eviction free, and which set of pods covers the deficit?  `relief`, `selection`.
-* How many evictions are allowed?  `rate_limits`, `backoffs`. What stops all of them?  `preconditions`.
+* How many evictions are allowed?  `rate_limits`, `backoffs`. What stops all of them?  `preconditions`,
+  `circuit_breaker`.
+* What happens right before an eviction of the soft tier, or in its place?  `eviction_hook`, `eviction_request`.
 * What is handed to the actuators?  `chosen_victims`. What does a message contain?  `messages`.
 * Is the decision still right before the act?  `recheck`. What does an outcome change?  `outcomes`.
 

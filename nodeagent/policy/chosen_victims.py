@@ -150,6 +150,7 @@ def planned_eviction(
         until=now + config.cluster.request_timeout_s + expected_s + in_flight.SLACK_S,
         buckets=buckets,
         limit=chosen.limit,
+        request_s=config.eviction_request.deadline_s if chosen.method is Method.REQUEST else 0.0,
     )
 
 

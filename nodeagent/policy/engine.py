@@ -46,6 +46,7 @@ from nodeagent.policy import (
     conditions,
     effective_thresholds,
     eviction_hook,
+    eviction_request,
     in_flight,
     local_storage_eviction,
     memory_shortage,
@@ -53,6 +54,7 @@ from nodeagent.policy import (
     page_cache,
     pod_usage,
     preconditions,
+    rate_limits,
     reclaim,
     signal_plan,
     thresholds,
@@ -97,15 +99,21 @@ def decide(
     limit_state = backoffs.pruned(state.rate_limits, now=now, limits=config.rate_limits)
     for entry in observed.confirmed:
         limit_state = backoffs.back_off_owner(limit_state, entry.owner, now=now, limits=config.rate_limits)
+    requests = eviction_request.advance(
+        state.eviction_requests, observed.state, snapshot, healthy=healthy, now=now, config=config
+    )
+    for buckets in requests.returned:
+        limit_state = rate_limits.return_tokens(limit_state, buckets, now=now, limits=config.rate_limits)
     context = DecisionContext(
         plan_id=f"{state.instance}-{state.sequence + 1}",
         snapshot=snapshot,
         now=now,
         config=config,
-        in_flight=observed.state,
+        in_flight=requests.in_flight,
         growth=state.growth,
         reclaims=runs.state,
         hooks=eviction_hook.advance(state.hooks, now=now, config=config),
+        eviction_requests=requests.state,
         thresholds=threshold_state,
         cache=cache if cache is not None else RankingCache(),
     )
@@ -119,6 +127,9 @@ def decide(
     if not chosen.victims and config.own_limit.enabled:
         chosen, more, limit_state = _plan_memory_limits(context, chosen, limit_state)
         refusals = (*refusals, *more)
+    chosen_requests = eviction_request.after_choice(
+        requests.state, zip(chosen.victims, chosen.entries, strict=True), now=now
+    )
     reclaims = chosen.reclaim_state if chosen.reclaim_state is not None else runs.state
     beside = reclaim.attempt_page_cache(
         reclaims,
@@ -145,6 +156,7 @@ def decide(
             *chosen.notes,
             *memory_shortage.notes(snapshot, effective),
             *[_relief_note(report) for report in observed.reports],
+            *requests.notes,
             *[Note(NoteKind.RECLAIM, reclaim.describe(report, config.reclaim.actions)) for report in runs.reports],
             *page_cache.note(snapshot.page_cache_blocked, config=config),
         ),
@@ -162,13 +174,14 @@ def decide(
         sequence=state.sequence + 1,
         thresholds=threshold_state,
         conditions=condition_state,
-        in_flight=in_flight.add(observed.state, chosen.entries),
+        in_flight=in_flight.add(requests.in_flight, chosen.entries),
         rate_limits=limit_state,
         growth=usage_growth.record_sample(
             state.growth, snapshot, swap_limit=pod_usage.swap_limit(snapshot, config=config)
         ),
         reclaims=beside.state,
         hooks=chosen.hook_state if chosen.hook_state is not None else context.hooks,
+        eviction_requests=chosen_requests,
         suspended_s=state.suspended_s,
     )
     return plan, after
@@ -187,7 +200,11 @@ def _plan_storage_limits(
     ):
         return plan, (), limit_state
     selected = local_storage_eviction.select_over_limit(
-        snapshot, limit_state=limit_state, in_flight_state=context.in_flight, now=now, config=config
+        snapshot,
+        limit_state=limit_state,
+        in_flight_state=eviction_request.without_requests(context.in_flight),
+        now=now,
+        config=config,
     )
     plan = plan._replace(recount=selected.recount)
     if not selected.violations:
@@ -227,7 +244,11 @@ def _plan_memory_limits(
     has none; its reclaim orders stay."""
     snapshot, now, config = context.snapshot, context.now, context.config
     selected = own_limit_eviction.select_near_limit(
-        snapshot, limit_state=limit_state, in_flight_state=context.in_flight, now=now, config=config
+        snapshot,
+        limit_state=limit_state,
+        in_flight_state=eviction_request.without_requests(context.in_flight),
+        now=now,
+        config=config,
     )
     if not selected.chosen:
         return before, selected.refusals, limit_state

@@ -39,6 +39,8 @@ from nodeagent.model import (
     units,
 )
 from nodeagent.model.machines import Machine
+from nodeagent.policy import circuit_breaker
+from nodeagent.policy.circuit_breaker import Failures
 
 SLACK_S: Final = 15.0
 """How long after its grace a release is still expected. The slowest measured release of the kubelet took 12.9 s
@@ -63,6 +65,8 @@ class EvictionStage(enum.StrEnum):
     PLANNED = "planned"
     UNCERTAIN = "uncertain"
     """The request may have evicted the pod."""
+    REQUESTED = "requested"
+    """An EvictionRequest exists; nobody has evicted the pod yet."""
     UNLISTED = "unlisted"
     """The API server answered 404, and the pod still runs."""
     ACCEPTED = "accepted"
@@ -83,6 +87,8 @@ class EvictionEvent(enum.StrEnum):
     NOT_LISTED = "not-listed"
     KILLED = "killed"
     NOT_SENT = "not-sent"
+    REQUESTED = "requested"
+    REQUEST_ENDED = "request-ended"
     TERMINATING = "terminating"
     CGROUP_GONE = "cgroup-gone"
     TIME_UP = "time-up"
@@ -106,12 +112,15 @@ _ANSWERED: Final = {
     "NOT_LISTED": _S.UNLISTED,
     "KILLED": _S.KILLED,
     "NOT_SENT": _S.DRY_RUN,
+    "REQUESTED": _S.REQUESTED,
+    "REQUEST_ENDED": None,
 }
 """What an answer changes while it is open."""
 
 TRANSITIONS: Final[Mapping[tuple[EvictionStage, EvictionEvent], EvictionStage | None]] = {
     **_row(_S.PLANNED, **_ANSWERED, TERMINATING=_S.ACCEPTED, CGROUP_GONE=_S.GONE, TIME_UP=None),
     **_row(_S.UNCERTAIN, **_ANSWERED, TERMINATING=_S.ACCEPTED, CGROUP_GONE=_S.GONE, TIME_UP=None),
+    **_row(_S.REQUESTED, TERMINATING=_S.ACCEPTED, CGROUP_GONE=_S.GONE, REQUEST_ENDED=None, TIME_UP=None),
     **_row(_S.UNLISTED, CGROUP_GONE=_S.GONE, TIME_UP=None),
     **_row(_S.ACCEPTED, CGROUP_GONE=_S.GONE, TIME_UP=None),
     **_row(_S.KILLED, CGROUP_GONE=_S.GONE, TIME_UP=None),
@@ -133,10 +142,12 @@ MACHINE: Final = Machine(
         _E.NOT_LISTED: "404",
         _E.KILLED: "the last resort ended its processes",
         _E.NOT_SENT: "dry run",
+        _E.REQUESTED: "201: the EvictionRequest exists",
+        _E.REQUEST_ENDED: "the EvictionRequest failed, or is withdrawn because the pressure has ended",
         _E.TERMINATING: "a snapshot shows a deletion timestamp",
         _E.CGROUP_GONE: "a snapshot newer than the decision's has no cgroup of the pod",
         _E.TIME_UP: f"{SLACK_S:.0f} s after its grace, {KILLED_S:.0f} s after a kill, "
-        f"{NOT_FOUND_RELEASE_S:.0f} s after a 404",
+        f"{NOT_FOUND_RELEASE_S:.0f} s after a 404; the deadline of an EvictionRequest",
         _E.RELEASED: "all evictions of the decision are gone, and a newer sample shows what they released",
     },
     remarks={
@@ -157,6 +168,7 @@ MACHINE: Final = Machine(
 
 OPEN_STAGES: Final = frozenset({_S.PLANNED, _S.UNCERTAIN})
 """The outcome of the request is not known yet."""
+_UNCONFIRMED: Final = OPEN_STAGES | {_S.REQUESTED, _S.DRY_RUN}
 
 
 class InFlightEviction(NamedTuple):
@@ -190,6 +202,13 @@ class InFlightEviction(NamedTuple):
     containers and volumes. Our order waits until the sample shows it."""
     limit: str = ""
     """The limit of its own that the pod exceeded or was about to reach: no relief is predicted, so none is measured."""
+    request_s: float = 0.0
+    """How long others have to evict the pod, after an EvictionRequest; 0: the agent itself requests the eviction."""
+
+    @property
+    def awaits_others(self) -> bool:
+        """Whether others are to evict the pod, as far as is known: the hard tier does not wait for that."""
+        return self.request_s > 0 and self.stage in _UNCONFIRMED
 
 
 class TerminatingPod(NamedTuple):
@@ -199,13 +218,6 @@ class TerminatingPod(NamedTuple):
     deletion_wall: float
     """metadata.deletionTimestamp in the last snapshot."""
     shortened: bool = False
-
-
-class Failures(NamedTuple):
-    """Evictions in a row that released less than half of the prediction."""
-
-    times: int
-    last: float
 
 
 class InFlightState(NamedTuple):
@@ -238,7 +250,8 @@ def apply_outcome(state: InFlightState, entry: InFlightEviction, event: Eviction
     """The state after the answer to the request of `entry`, whose stage is open."""
     after = _step(entry, event)
     if after is not None:
-        after = after._replace(until=now + _EXPECTED_S.get(event, entry.grace_s + SLACK_S))
+        expected_s = entry.request_s if after.stage is EvictionStage.REQUESTED else entry.grace_s + SLACK_S
+        after = after._replace(until=now + _EXPECTED_S.get(event, expected_s))
     entries = [after if each is entry else each for each in state.entries]
     return state._replace(entries=tuple([each for each in entries if each is not None]))
 
@@ -263,11 +276,13 @@ def advance(
     for entry in state.entries:
         view = listed.get(entry.pod_uid)
         after = _observed(entry, view, snapshot, config=config)
+        if after is not None and after.stage is not entry.stage and entry.stage is EvictionStage.REQUESTED:
+            after = _evicted_by_others(after, snapshot, departing.get(entry.pod_uid), now=now)
         if after is not None and _has_happened(entry, after):
             confirmed.append(after)
         if after is not None and _is_overdue(after, now=now, config=config, healthy=healthy):
             if after.stage is EvictionStage.ACCEPTED and not after.limit:
-                failures = _with_failures(failures, after.signal, 1, now=now, config=config)
+                failures = circuit_breaker.with_failures(failures, after.signal, 1, now=now, config=config)
             after = _step(after, EvictionEvent.TIME_UP)
         if after is not None and after.limit and after.stage is EvictionStage.GONE:
             after = _step(after, EvictionEvent.RELEASED)
@@ -276,7 +291,9 @@ def advance(
     entries, reports = _measure(entries, snapshot)
     for report in reports:
         if report.measured < SUFFICIENT_SHARE * report.predicted:
-            failures = _with_failures(failures, report.signal, len(report.pod_uids), now=now, config=config)
+            failures = circuit_breaker.with_failures(
+                failures, report.signal, len(report.pod_uids), now=now, config=config
+            )
         else:
             failures = {signal: each for signal, each in failures.items() if signal != report.signal.value}
     return Observed(InFlightState(tuple(entries), departing, failures), reports, tuple(confirmed))
@@ -299,6 +316,17 @@ def _observed(
         return after
     is_measurable = cleaned or (config.ranking.kubelet and entry.signal not in DISK_SIGNALS)
     return after._replace(gone_at=entry.sample_at if is_measurable else snapshot.taken_at, cleaned=cleaned)
+
+
+def _evicted_by_others(
+    entry: InFlightEviction, snapshot: NodeSnapshot, departing: TerminatingPod | None, *, now: float
+) -> InFlightEviction:
+    """Its release is expected, and measured, from now on: the request may be minutes old."""
+    available = observation_for(entry, snapshot).available
+    ends_at = max(now + entry.grace_s, departing.ends_at if departing is not None else now)
+    if entry.stage is EvictionStage.ACCEPTED and available is not None:
+        entry = entry._replace(available=available)
+    return entry._replace(until=ends_at + SLACK_S)
 
 
 def _pod_event(entry: InFlightEviction, view: PodView | None, snapshot: NodeSnapshot) -> EvictionEvent | None:
@@ -328,7 +356,7 @@ def _is_overdue(entry: InFlightEviction, *, now: float, config: Config, healthy:
 def _has_happened(before: InFlightEviction, after: InFlightEviction) -> bool:
     """Whether a snapshot proves an eviction whose request has no outcome yet."""
     proven = after.stage in (EvictionStage.ACCEPTED, EvictionStage.GONE)
-    return proven and before.stage in OPEN_STAGES and bool(before.buckets)
+    return proven and before.stage in _UNCONFIRMED and bool(before.buckets)
 
 
 def after_suspend(state: InFlightState, slept_s: float, *, now: float) -> InFlightState:
@@ -346,7 +374,8 @@ def after_suspend(state: InFlightState, slept_s: float, *, now: float) -> InFlig
 
 
 def add(state: InFlightState, entries: Iterable[InFlightEviction]) -> InFlightState:
-    """The state with planned evictions. A pod that is only shortened is marked, so that it is not shortened twice."""
+    """The state with planned evictions. A pod that is only shortened is marked, so that it is not shortened twice. An
+    eviction replaces the one of the same pod that others were to carry out."""
     added = tuple(entries)
     if not added:
         return state
@@ -354,12 +383,19 @@ def add(state: InFlightState, entries: Iterable[InFlightEviction]) -> InFlightSt
     for entry in added:
         if entry.pod_uid in departing:
             departing[entry.pod_uid] = departing[entry.pod_uid]._replace(shortened=True)
-    return state._replace(entries=(*state.entries, *added), departing=departing)
+    uids = {entry.pod_uid for entry in added}
+    kept = [entry for entry in state.entries if not (entry.awaits_others and entry.pod_uid in uids)]
+    return state._replace(entries=(*kept, *added), departing=departing)
 
 
 def entry_for(state: InFlightState, *, plan_id: str, pod_uid: str) -> InFlightEviction | None:
     """The eviction that an outcome belongs to."""
     return next((each for each in state.entries if each.pod_uid == pod_uid and each.plan_id == plan_id), None)
+
+
+def is_answered_by(entry: InFlightEviction, event: EvictionEvent) -> bool:
+    """Whether this outcome is one that `entry` waits for."""
+    return entry.stage in OPEN_STAGES or (entry.stage is EvictionStage.REQUESTED and event is _E.REQUEST_ENDED)
 
 
 def already_in_flight(entry: InFlightEviction) -> Refusal:
@@ -455,31 +491,4 @@ def observation_for(entry: InFlightEviction, snapshot: NodeSnapshot) -> Observat
 
 def awaits_release(state: InFlightState) -> bool:
     """Whether a pod was really evicted whose release is to be measured as soon as it is gone."""
-    return any(entry.stage is not EvictionStage.DRY_RUN for entry in state.entries)
-
-
-# --- the circuit breaker ---------------------------------------------------------------------------------------------
-
-
-def _with_failures(
-    failures: Mapping[str, Failures], signal: Signal, times: int, *, now: float, config: Config
-) -> Mapping[str, Failures]:
-    earlier = failures.get(signal.value)
-    if earlier is not None and not 0 <= now - earlier.last <= config.relief.failure_memory_s:
-        earlier = None
-    return {**failures, signal.value: Failures((earlier.times if earlier else 0) + times, now)}
-
-
-def circuit_breaker(state: InFlightState, signal: Signal, *, now: float, config: Config) -> Refusal | None:
-    """Why no more pods are evicted for `signal` after evictions without enough relief, or None."""
-    failures = state.failures.get(signal.value)
-    if failures is None or failures.times < config.relief.failures_before_stop:
-        return None
-    since_s = now - failures.last
-    if not 0 <= since_s <= config.relief.failure_memory_s:
-        return None
-    return Refusal(
-        RefusalCode.CIRCUIT_BREAKER,
-        f"{signal.value}: {failures.times} evictions in a row released less than half of the prediction; "
-        f"stopped for {config.relief.failure_memory_s - since_s:.0f}s more",
-    )
+    return any(entry.stage not in (EvictionStage.DRY_RUN, EvictionStage.REQUESTED) for entry in state.entries)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, HookOutcome, Outcome, OutcomeKind, ReclaimOutcome, RefusalCode
-from nodeagent.policy import backoffs, eviction_hook, in_flight, rate_limits, reclaim
+from nodeagent.policy import backoffs, eviction_hook, eviction_request, in_flight, rate_limits, reclaim
 from nodeagent.policy.in_flight import EvictionEvent, EvictionStage, InFlightEviction
 from nodeagent.policy.state import PolicyState
 
@@ -44,7 +44,7 @@ class OutcomeRule(NamedTuple):
     def returns_tokens(self) -> bool:
         """Nothing was evicted. After a timeout or a server error this is not proven. A dry run keeps its tokens, so
         that it shows the pace of real evictions."""
-        return self.event in (EvictionEvent.NOT_EVICTED, EvictionEvent.NOT_LISTED)
+        return self.event in (EvictionEvent.NOT_EVICTED, EvictionEvent.NOT_LISTED, EvictionEvent.REQUEST_ENDED)
 
 
 _NOT_EVICTED: Final = EvictionEvent.NOT_EVICTED
@@ -83,6 +83,14 @@ OUTCOME_RULES: Final[Mapping[OutcomeKind, OutcomeRule]] = {
     OutcomeKind.NOT_KILLED: OutcomeRule(
         _NOT_EVICTED, ApiEffect.NOTHING, RefusalCode.NOT_KILLED, pod_backoff_s=backoffs.POD_BACKOFF_MAX_S
     ),
+    # No outcome of an EvictionRequest backs off the API: the hard tier would wait for its webhooks.
+    OutcomeKind.REQUESTED: OutcomeRule(EvictionEvent.REQUESTED, ApiEffect.NOTHING),
+    OutcomeKind.NOT_REQUESTED: OutcomeRule(_NOT_EVICTED, ApiEffect.NOTHING),
+    OutcomeKind.REQUEST_UNCERTAIN: OutcomeRule(EvictionEvent.NO_ANSWER, ApiEffect.NOTHING),
+    # The tokens return, because the eviction that follows takes them again.
+    OutcomeKind.REQUEST_FAILED: OutcomeRule(EvictionEvent.REQUEST_ENDED, ApiEffect.NOTHING),
+    # Of a request whose eviction in flight has ended before: it changes `eviction_request` alone.
+    OutcomeKind.REQUEST_WITHDRAWN: OutcomeRule(EvictionEvent.REQUEST_ENDED, ApiEffect.NOTHING),
 }
 
 
@@ -107,11 +115,12 @@ def apply_hook(state: PolicyState, outcome: HookOutcome) -> PolicyState:
 
 
 def _apply(state: PolicyState, outcome: Outcome, *, now: float, config: Config) -> PolicyState:
+    state = state._replace(eviction_requests=eviction_request.apply_outcome(state.eviction_requests, outcome))
     entry = in_flight.entry_for(state.in_flight, plan_id=outcome.plan_id, pod_uid=outcome.pod_uid)
-    if entry is None or entry.stage not in in_flight.OPEN_STAGES:
-        return state
     rule, limits = OUTCOME_RULES[outcome.kind], state.rate_limits
-    if rule.returns_tokens and entry.stage is EvictionStage.PLANNED:
+    if entry is None or not in_flight.is_answered_by(entry, rule.event):
+        return state
+    if rule.returns_tokens and entry.stage is not EvictionStage.UNCERTAIN:
         limits = rate_limits.return_tokens(limits, entry.buckets, now=now, limits=config.rate_limits)
         limits = backoffs.undo_replacement(limits, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
     limits = _with_backoffs(limits, entry, outcome, rule, now=now)

@@ -4,7 +4,8 @@ Theory of operation. `plan_signal` stops at the first reason not to evict: a rec
 that is covered by pending release, a block of all evictions, an eviction whose release is awaited, disk usage older
 than the crossing, PIDs that zombies of the host hold. Then terminating pods are shortened (hard tier), and the least
 harmful victims are chosen within rate limits and back-offs, unless all candidates together cannot cover the deficit. A
-hook before an eviction of the soft tier comes last, so that it runs for a pod that would be evicted at once.
+hook before an eviction of the soft tier comes last, so that it runs for a pod that would be evicted at once; then an
+EvictionRequest takes the place of the eviction, if one is wanted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,11 +40,12 @@ from nodeagent.policy import (
     backoffs,
     candidates,
     chosen_victims,
+    circuit_breaker,
     effective_thresholds,
     eviction_hook,
+    eviction_request,
     fresh_usage,
     host_zombies,
-    in_flight,
     last_resort,
     memory_shortage,
     node_fit,
@@ -81,6 +83,7 @@ class DecisionContext(NamedTuple):
     growth: usage_growth.GrowthState
     reclaims: reclaim.ReclaimState
     hooks: eviction_hook.HookState
+    eviction_requests: eviction_request.RequestState
     thresholds: thresholds.ThresholdState
     """After the judgement of this snapshot."""
     cache: RankingCache
@@ -156,6 +159,8 @@ def plan_signal(
     snapshot, now, config = context.snapshot, context.now, context.config
     threshold = verdict.threshold
     signal, tier = threshold.signal, Tier.HARD if threshold.hard else Tier.SOFT
+    if tier is Tier.HARD:
+        context = context._replace(in_flight=eviction_request.without_requests(context.in_flight))
     observation = snapshot.observe(signal, threshold.memory_model)
     shortage = _shortage(verdict, snapshot)
     pending = pending_release.pending(context.in_flight, snapshot, signal, tier=tier, now=now, config=config)
@@ -274,7 +279,7 @@ def _signal_block(
     """What forbids every eviction for this signal now. The last resort needs neither the API server nor a current list
     of the pods."""
     now, config = context.now, context.config
-    breaker = in_flight.circuit_breaker(context.in_flight, signal, now=now, config=config)
+    breaker = circuit_breaker.refusal(context.in_flight.failures, signal, now=now, config=config)
     if kill:
         return preconditions.snapshot_too_old(context.snapshot, now=now, config=config) or breaker
     return (
@@ -370,6 +375,10 @@ def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, 
         victim = chosen_victims.from_ranked(ranked, target.verdict, target.observation, figures, after, config)
         if target.kill:
             victim = victim._replace(method=Method.KILL)
+        elif target.tier is Tier.SOFT:
+            victim = victim._replace(
+                method=eviction_request.method_for(victim.pod, context.eviction_requests, snapshot, config)
+            )
         if hook is not None:
             victim = victim._replace(hook=hook.text)
         entry = chosen_victims.planned_eviction(

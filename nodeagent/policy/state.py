@@ -10,6 +10,7 @@ from nodeagent.model import MIN_SUSPEND_S
 from nodeagent.policy import eviction_hook, in_flight, rate_limits, reclaim, thresholds
 from nodeagent.policy.conditions import ConditionState
 from nodeagent.policy.eviction_hook import HookState
+from nodeagent.policy.eviction_request import RequestState
 from nodeagent.policy.in_flight import InFlightState
 from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.reclaim import ReclaimState
@@ -30,6 +31,7 @@ class PolicyState(NamedTuple):
     growth: GrowthState = GrowthState()
     reclaims: ReclaimState = ReclaimState()
     hooks: HookState = HookState()
+    eviction_requests: RequestState = RequestState()
     suspended_s: float | None = None
     """How long the machine was suspended since its boot, at the last decision."""
 

@@ -68,7 +68,11 @@ def event_marks(evictions: Iterable[EvictionMark], oom_kills: Iterable[OomKillMa
     return tuple(marks)
 
 
-_EVICTION_WORDS: Final = {Method.DELETE.value: "deletion", Method.KILL.value: "kill"}
+_EVICTION_WORDS: Final = {
+    Method.DELETE.value: "deletion",
+    Method.KILL.value: "kill",
+    Method.REQUEST.value: "eviction request",
+}
 
 
 def signal_chart(

@@ -56,6 +56,7 @@ class SnapshotParts(NamedTuple):
     """None: not measured."""
     api_unreachable_since: float | None = None
     soft_tier_blocked_by: Refusal | None = None
+    eviction_requests: bool = False
     own_pod_uid: str = ""
     zombies: ZombieCount | None = None
 
@@ -73,6 +74,7 @@ def assemble_snapshot(parts: SnapshotParts) -> NodeSnapshot:
         own_pod_uid=parts.own_pod_uid,
         api_unreachable_since=parts.api_unreachable_since,
         soft_tier_blocked_by=parts.soft_tier_blocked_by,
+        eviction_requests=parts.eviction_requests,
         unattributed_disks=disks.unattributed if disks is not None else (),
         disk_traces=disks.traces if disks is not None else (),
         zombies=parts.zombies,

@@ -49,7 +49,15 @@ MAX_AWAITED: Final = 256
 _VARYING: Final = re.compile(r"\b0x[0-9a-f]+|\b\d+(?:\.\d+)?\s?m?s\b|:\d+(?=->)")
 """Parts of a message that differ in each repetition: addresses of objects, times, source ports (`read tcp
 10.0.0.1:39244->10.0.0.2:443: connection reset by peer`)."""
-_EXPECTED: Final = (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN, OutcomeKind.NOT_FOUND)
+_EXPECTED: Final = frozenset(
+    {
+        OutcomeKind.ACCEPTED,
+        OutcomeKind.DRY_RUN,
+        OutcomeKind.NOT_FOUND,
+        OutcomeKind.REQUESTED,
+        OutcomeKind.REQUEST_WITHDRAWN,
+    }
+)
 
 
 class DecisionLog:

@@ -14,6 +14,7 @@ import yaml
 
 from nodeagent.actuators import pod_events
 from nodeagent.actuators.event_writer import REFRESH_S, EventReason, EventWriter, KubernetesEvent
+from nodeagent.actuators.eviction_requests import EvictionRequests
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.config.schema import ProtectionConfig
@@ -22,7 +23,7 @@ from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_identity import Identity, confirm_identity
 from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import Transport, connect
-from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
+from nodeagent.model import Amount, EvictionRequestOrder, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
 from tests.fake_kube import ApiServer, pod
 from tests.support.manifests import Document, direct_rights, document_of, documents
 from tests.support.paths import REPOSITORY
@@ -93,7 +94,7 @@ def matches(policy: Document, asked: Document) -> bool:
     name = "/".join([asked["resource"]["resource"], *([asked["subResource"]] if "subResource" in asked else [])])
     return any(
         asked["resource"]["group"] in rule["apiGroups"]
-        and asked["resource"]["version"] in rule["apiVersions"]
+        and {asked["resource"]["version"], "*"} & {*rule["apiVersions"]}
         and asked["operation"] in rule["operations"]
         and name in rule["resources"]
         for rule in policy["spec"]["matchConstraints"]["resourceRules"]
@@ -112,7 +113,7 @@ def refusals(
     asked: Document, *, old: Document | None, new: Document | None = None, made: list[Document] | None = None
 ) -> list[tuple[str, str]]:
     """With the name of the policy."""
-    made = [*documents(), *leases()] if made is None else made
+    made = [*documents(), *leases(), *eviction_request_rights()] if made is None else made
     bound = {each["spec"]["policyName"] for each in made if each["kind"] == "ValidatingAdmissionPolicyBinding"}
     policies = [each for each in made if each["kind"] == "ValidatingAdmissionPolicy" and matches(each, asked)]
     assert policies, "a request that no policy is about"
@@ -144,6 +145,10 @@ def denied(asked: Document, old: Document | None, new: Document | None, made: li
 
 def leases() -> list[Document]:
     return list(yaml.safe_load_all((REPOSITORY / "examples" / "fleet-leases.yaml").read_text(encoding="utf-8")))
+
+
+def eviction_request_rights() -> list[Document]:
+    return list(yaml.safe_load_all((REPOSITORY / "examples" / "eviction-request.yaml").read_text(encoding="utf-8")))
 
 
 def changed(node: Document, part: str, **values: Any) -> Document:
@@ -591,6 +596,40 @@ def test_a_lease_gets_the_own_node_and_loses_no_other(old: Document | None, new:
     assert refused(asked, old=old, new=new) == why
 
 
+# --- EvictionRequests ------------------------------------------------------------------------------------------------
+
+_UID: Final = "8a6b0a7e-5d3c-4a54-9c55-3f2d3b1a0c11"
+
+
+def eviction_request(
+    requester: str = "nodeagent.io/nodeagent", *, field: str = "requester", name: str = f"nodeagent-{_UID}"
+) -> Document:
+    target = {"pod": {"name": "web", "uid": _UID}}
+    return {"metadata": {"name": name}, "spec": {"target": target, field: requester, "intent": "Eviction"}}
+
+
+@pytest.mark.parametrize(
+    ("new", "asked", "why"),
+    [
+        (eviction_request(), {}, ""),
+        (eviction_request(field="requesterName"), {}, ""),
+        (eviction_request(), {"user": "someone"}, ""),
+        (eviction_request(), {"token_node": None}, "only with a token that names its node"),
+        (eviction_request(), {"namespace": "kube-system"}, "of no pods of kube-system or of its own namespace"),
+        (eviction_request(), {"namespace": "nodeagent"}, "of no pods of kube-system or of its own namespace"),
+        (eviction_request("example.com/drain"), {}, "only EvictionRequests of its own"),
+        (eviction_request(name="drain"), {}, "only by the pod's UID"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["CREATE", "UPDATE"])
+def test_an_eviction_request_is_one_of_the_agents_own(
+    new: Document, asked: dict[str, Any], why: str, verb: str
+) -> None:
+    made = request("evictionrequests", group="lifecycle.k8s.io", verb=verb, **asked)
+    messages = refused(made, old=new if verb == "UPDATE" else None, new=new)
+    assert [why in each for each in messages] == ([True] if why else [])
+
+
 # --- what the agent itself sends -------------------------------------------------------------------------------------
 
 
@@ -600,7 +639,7 @@ def api(request: pytest.FixtureRequest) -> Iterator[ApiServer]:
     pods = [pod("web", namespace=namespace, node="node-a") for namespace in ("shop", "kube-system", "nodeagent")]
     with ApiServer(node="node-a", pods=pods, linger_s=None, minor=request.param) as server:
         server.add_pod(pod("web", namespace="bank", node="node-b"))
-        made = [*documents(), *leases(), *(direct_rights() if request.param < 36 else ())]
+        made = [*documents(), *leases(), *eviction_request_rights(), *(direct_rights() if request.param < 36 else ())]
         for each in made:
             if each["kind"].endswith(("Role", "RoleBinding")):
                 server.store.put(f"{each['kind'].lower()}s", each, "ADDED")
@@ -741,3 +780,43 @@ def test_what_the_agent_does_with_leases_is_allowed(api: ApiServer, transport: T
     slots.stop()
     [made] = api.store.objects["leases"].values()
     assert made["spec"]["holderIdentity"] == ""
+
+
+@pytest.mark.parametrize("namespace", ["shop", "kube-system"])
+def test_what_the_agent_does_with_eviction_requests_is_allowed(
+    api: ApiServer, transport: Transport, namespace: str
+) -> None:
+    api.eviction_requests = "requester"
+    victim = Victim(
+        decode_pod(json.dumps(api.get_pod(namespace, "web")).encode()),
+        "",
+        Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi")),
+        Tier.SOFT,
+        Method.REQUEST,
+        30.0,
+        "low",
+        {},
+        None,
+    )
+    arrived = threading.Event()
+    worker = EvictionRequests(transport, wake=arrived.set, poll_s=0.05)
+    worker.start()
+
+    def outcome() -> Outcome:
+        while not (found := worker.take()):
+            arrived.clear()
+            assert arrived.wait(30)
+        [one] = found
+        return one
+
+    worker.submit("plan", victim)
+    made = outcome()
+    if namespace == "shop":
+        assert made.kind is OutcomeKind.REQUESTED, made.message
+        worker.follow([EvictionRequestOrder("plan", victim.pod.uid, namespace, withdraw=True)])
+        assert outcome().kind is OutcomeKind.REQUEST_WITHDRAWN
+    else:
+        assert made.kind is OutcomeKind.NOT_REQUESTED
+        assert "nodeagent-eviction-requests" in made.message
+    worker.stop()
+    assert worker.reason == ""

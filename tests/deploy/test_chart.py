@@ -236,6 +236,10 @@ def test_rights_follow_the_version_and_the_configuration(render: Render) -> None
     fitting = render(config={"protection": {"nodeFit": True}})
     assert fitting["ClusterRole", "nodeagent-node-fit"]["rules"][0]["verbs"] == ["list"]
     assert ("ClusterRoleBinding", "nodeagent-node-fit") in fitting
+    assert ("ClusterRole", "nodeagent-eviction-request") not in default
+    asking = render(config={"evictionRequest": {"enabled": True}})
+    assert asking["ClusterRole", "nodeagent-eviction-request"]["rules"][0]["verbs"] == ["create", "get", "patch"]
+    assert ("ValidatingAdmissionPolicy", "nodeagent-eviction-requests") in asking
     assert not [kind for kind, _ in render(admissionPolicies=False) if kind.startswith("ValidatingAdmission")]
 
 
@@ -351,7 +355,16 @@ def sorted_mounts(pod: dict[str, Any]) -> dict[str, Any]:
 
 def test_all_components_go_together(kustomize: str, tmp_path: Path) -> None:
     objects = with_components(
-        kustomize, tmp_path, "dry-run", "brake", "leases", "replacements", "node-fit", "kubernetes-1.35", "monitoring"
+        kustomize,
+        tmp_path,
+        "dry-run",
+        "brake",
+        "leases",
+        "replacements",
+        "node-fit",
+        "eviction-request",
+        "kubernetes-1.35",
+        "monitoring",
     )
     assert {("Role", "nodeagent-leases"), ("ClusterRole", "nodeagent-direct"), ("PodMonitor", "nodeagent")} <= set(
         objects

@@ -10,7 +10,15 @@ import pytest
 import yaml
 
 from nodeagent import __version__
-from nodeagent.config.schema import Config, EscalationConfig, FleetConfig, Mode, OnBlocked, ProtectionConfig
+from nodeagent.config.schema import (
+    Config,
+    EscalationConfig,
+    EvictionRequestConfig,
+    FleetConfig,
+    Mode,
+    OnBlocked,
+    ProtectionConfig,
+)
 from nodeagent.kube import rights
 from nodeagent.kube.impersonation import IMPERSONATED
 from nodeagent.kube.rights import Rule
@@ -58,6 +66,12 @@ RIGHTS_OF_PATHS: Final = {
         "create leases.coordination.k8s.io",
         "update leases.coordination.k8s.io",
     },
+    "/apis/lifecycle.k8s.io/v1alpha1": set(),  # ClusterRole system:discovery lets every authenticated user
+    "/apis/lifecycle.k8s.io/v1alpha1/namespaces/{}/evictionrequests": {
+        "create evictionrequests.lifecycle.k8s.io",
+        "get evictionrequests.lifecycle.k8s.io",
+        "patch evictionrequests.lifecycle.k8s.io",
+    },
     "/apis/authentication.k8s.io/v1/selfsubjectreviews": {"create selfsubjectreviews.authentication.k8s.io"},
     "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": {"create selfsubjectaccessreviews.authorization.k8s.io"},
     "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews": {"create selfsubjectrulesreviews.authorization.k8s.io"},
@@ -67,6 +81,7 @@ INSTALLED: Final = Config(mode=Mode.ENFORCE, node_name="n1")
 OVERRIDING: Final = INSTALLED._replace(escalation=EscalationConfig(on_blocked=OnBlocked.DELETE))
 WAITING: Final = INSTALLED._replace(protection=ProtectionConfig(replacement_wait_s=600.0))
 FITTING: Final = INSTALLED._replace(protection=ProtectionConfig(node_fit=True))
+ASKING: Final = INSTALLED._replace(eviction_request=EvictionRequestConfig(enabled=True))
 FLEET: Final = INSTALLED._replace(fleet=FleetConfig(max_concurrent_evictions=1))
 
 CAPABILITIES: Final = {
@@ -258,6 +273,17 @@ def test_the_rights_to_read_other_nodes_are_apart_and_only_list() -> None:
     beside_the_node = rights.impersonation_rules(rights.used_by(FITTING))
     assert sorted(rules_of(role)) == sorted(beside_the_node - rights.impersonation_rules(rights.used_by(INSTALLED)))
     assert {rule.verb for rule in rules_of(role)} == {"list"}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == document_of("ClusterRoleBinding")["subjects"]
+
+
+def test_the_rights_of_eviction_requests_are_apart_and_delete_nothing() -> None:
+    role, binding, *_ = yaml.safe_load_all(
+        (REPOSITORY / "examples" / "eviction-request.yaml").read_text(encoding="utf-8")
+    )
+    asking = rights.impersonation_rules(rights.used_by(ASKING))
+    assert sorted(rules_of(role)) == sorted(asking - rights.impersonation_rules(rights.used_by(INSTALLED)))
+    assert {rule.verb for rule in rules_of(role)} == {"create", "get", "patch"}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == document_of("ClusterRoleBinding")["subjects"]
 

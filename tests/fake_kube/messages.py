@@ -11,6 +11,7 @@ KINDS = {
     "nodes": "Node",
     "events": "Event",
     "leases": "Lease",
+    "evictionrequests": "EvictionRequest",
     "poddisruptionbudgets": "PodDisruptionBudget",
     "selfsubjectreviews": "SelfSubjectReview",
     "subjectaccessreviews": "SubjectAccessReview",

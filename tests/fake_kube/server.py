@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.fake_kube import auth, authorizer, eviction, http, impersonation, messages, objects, watch, writes
+from tests.fake_kube import (
+    auth,
+    authorizer,
+    eviction,
+    eviction_requests,
+    http,
+    impersonation,
+    messages,
+    objects,
+    watch,
+    writes,
+)
 from tests.fake_kube.messages import Answer, Json, RefusedError, Request
 from tests.fake_kube.store import Store
 
@@ -45,6 +56,9 @@ class ApiServer:
         self.admit: Callable[[Json, Json | None, Json | None], list[str]] | None = None
         """Asked for what admission policies have against a write: an AdmissionReview's request, the old object (None:
         it is created) and the new one (None: it is deleted)."""
+        self.eviction_requests = ""
+        """The field with the requester of an EvictionRequest: `requester` (Kubernetes 1.37) or `requesterName` (the
+        KEP). Empty: the server does not serve them, which is its default."""
         self.kubelet_configuration: Json = {}
         """What each node's kubelet answers under /configz: its settings, as far as a test needs them."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
@@ -335,6 +349,10 @@ class ApiServer:
             return Answer(200, b"ok", "text/plain; charset=utf-8")
         if request.path == "/version":
             return Answer(200, json.dumps(messages.version(self.minor), indent=2).encode())
+        if request.path.startswith(eviction_requests.ROOT) and not self.eviction_requests:
+            return eviction_requests.not_served()
+        if request.path == eviction_requests.ROOT:
+            return eviction_requests.discovery()
         target = messages.parse_target(request.path)
         asked = authorizer.attributes_of(request, target)
         user = impersonation.impersonate(self, request, user, asked)
@@ -354,6 +372,8 @@ class ApiServer:
                 return auth.request_token(self, request, target)
             if request.method == "POST":
                 return writes.create(self, request, target)
+            if request.method == "PATCH" and target.resource == eviction_requests.RESOURCE:
+                return eviction_requests.patch(self, request, target)
             if request.method == "PATCH":
                 return writes.patch(self, request, target)
             if request.method == "PUT":

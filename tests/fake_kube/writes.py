@@ -3,7 +3,7 @@
 import uuid
 from typing import TYPE_CHECKING
 
-from tests.fake_kube import admission, managed_fields, messages, objects, watch
+from tests.fake_kube import admission, eviction_requests, managed_fields, messages, objects, watch
 from tests.fake_kube.messages import Answer, Json, RefusedError, Request, Target
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def create(api: "ApiServer", request: Request, target: Target) -> Answer:
         entry["status"] = {}
     elif target.resource == "poddisruptionbudgets":
         complete_pdb(api, entry, target)
+    elif target.resource == eviction_requests.RESOURCE:
+        eviction_requests.complete(api, entry, target)
     elif target.resource == "namespaces":
         account = {"metadata": {"name": "default", "namespace": metadata["name"]}}
         api.store.put("serviceaccounts", account, "ADDED")

@@ -27,6 +27,7 @@ COPIES: Final = {
     "kustomize/components/leases/leases.yaml": "examples/fleet-leases.yaml",
     "kustomize/components/replacements/replacements.yaml": "examples/replacements.yaml",
     "kustomize/components/node-fit/node-fit.yaml": "examples/node-fit.yaml",
+    "kustomize/components/eviction-request/eviction-request.yaml": "examples/eviction-request.yaml",
     "kustomize/components/kubernetes-1.35/rights.yaml": "examples/kubernetes-1.35.yaml",
     "kustomize/components/monitoring/podmonitor.yaml": "monitoring/podmonitor.yaml",
     "kustomize/components/monitoring/prometheusrule.yaml": "monitoring/prometheusrule.yaml",
@@ -54,7 +55,7 @@ def files() -> dict[str, str]:
         ),
         "leases": _if(
             'dig "fleet" "maxConcurrentEvictions" 0 .Values.config',
-            "---\n".join(_leases(text) for text in _documents(read["examples/fleet-leases.yaml"])),
+            "---\n".join(_with_policies(text) for text in _documents(read["examples/fleet-leases.yaml"])),
         ),
         "replacements": _if(
             'dig "protection" "replacementWait" "" .Values.config',
@@ -64,12 +65,17 @@ def files() -> dict[str, str]:
             'dig "protection" "nodeFit" false .Values.config',
             "---\n".join(_template(text) for text in _documents(read["examples/node-fit.yaml"])),
         ),
+        "eviction-request": _if(
+            'dig "evictionRequest" "enabled" false .Values.config',
+            "---\n".join(_with_policies(text) for text in _documents(read["examples/eviction-request.yaml"])),
+        ),
     }
     sources = {
         "direct-rights": "examples/kubernetes-1.35.yaml",
         "leases": "examples/fleet-leases.yaml",
         "replacements": "examples/replacements.yaml",
         "node-fit": "examples/node-fit.yaml",
+        "eviction-request": "examples/eviction-request.yaml",
     }
     return {
         **{copy: read[source] for copy, source in COPIES.items()},
@@ -102,7 +108,7 @@ def _if(condition: str, text: str) -> str:
     return f"{{{{- if {condition} }}}}\n{text}{{{{- end }}}}\n"
 
 
-def _leases(text: str) -> str:
+def _with_policies(text: str) -> str:
     text = _template(text)
     return _if(".Values.admissionPolicies", text) if any(f"kind: {kind}\n" in text for kind in POLICIES) else text
 

@@ -573,6 +573,7 @@ def test_every_kind_of_outcome_is_settled() -> None:
         assert stages in (
             [],
             [EvictionStage.ACCEPTED],
+            [EvictionStage.REQUESTED],
             [EvictionStage.UNCERTAIN],
             [EvictionStage.KILLED],
             [EvictionStage.UNLISTED],

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import DiskUsage, MemoryModel, NodeSnapshot, OutcomeKind, PodView, Signal, Tier
-from nodeagent.policy import in_flight, outcomes, pending_release
-from nodeagent.policy.in_flight import EvictionEvent, EvictionStage, Failures, InFlightEviction, InFlightState
+from nodeagent.policy import circuit_breaker, in_flight, outcomes, pending_release
+from nodeagent.policy.circuit_breaker import Failures
+from nodeagent.policy.in_flight import EvictionEvent, EvictionStage, InFlightEviction, InFlightState
 from tests.support.nodes import GI, MI, NOW, WALL, config, snapshot, view
 
 CONFIG = config()
@@ -125,9 +126,9 @@ def test_a_planned_eviction_with_a_terminating_pod_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("stage", EvictionStage)
-def test_every_eviction_awaits_its_release_except_a_dry_run(stage: EvictionStage) -> None:
+def test_every_eviction_awaits_its_release_except_a_dry_run_and_what_others_are_to_do(stage: EvictionStage) -> None:
     assert in_flight.awaits_release(InFlightState(entries=(entry("one", stage=stage),))) is (
-        stage is not EvictionStage.DRY_RUN
+        stage not in (EvictionStage.DRY_RUN, EvictionStage.REQUESTED)
     )
 
 
@@ -187,18 +188,15 @@ def test_an_accepted_eviction_that_never_ends_is_a_failure() -> None:
 
 def test_the_circuit_breaker_opens_after_enough_failures_and_closes_with_time() -> None:
     state = InFlightState(failures={"memory.available": Failures(3, NOW)})
-    assert in_flight.circuit_breaker(state, Signal.PID, now=NOW, config=CONFIG) is None
-    refusal = in_flight.circuit_breaker(state, Signal.MEMORY, now=NOW + 100, config=CONFIG)
+    assert circuit_breaker.refusal(state.failures, Signal.PID, now=NOW, config=CONFIG) is None
+    refusal = circuit_breaker.refusal(state.failures, Signal.MEMORY, now=NOW + 100, config=CONFIG)
     assert refusal is not None
     assert refusal.message == (
         "memory.available: 3 evictions in a row released less than half of the prediction; stopped for 500s more"
     )
-    assert in_flight.circuit_breaker(state, Signal.MEMORY, now=NOW + 601, config=CONFIG) is None
+    assert circuit_breaker.refusal(state.failures, Signal.MEMORY, now=NOW + 601, config=CONFIG) is None
     assert (
-        in_flight.circuit_breaker(
-            InFlightState(failures={"memory.available": Failures(2, NOW)}), Signal.MEMORY, now=NOW, config=CONFIG
-        )
-        is None
+        circuit_breaker.refusal({"memory.available": Failures(2, NOW)}, Signal.MEMORY, now=NOW, config=CONFIG) is None
     )
 
 
@@ -275,6 +273,8 @@ def test_what_comes_for_one_signal_comes_for_every_signal_of_that_file_system() 
 @pytest.mark.parametrize("stage", sorted(set(EvictionStage) - in_flight.OPEN_STAGES))
 def test_an_outcome_changes_nothing_once_another_one_came_first(stage: EvictionStage) -> None:
     answers = {rule.event for rule in outcomes.OUTCOME_RULES.values()}
+    if stage is EvictionStage.REQUESTED:  # others may still fail to evict the pod
+        answers -= {EvictionEvent.REQUEST_ENDED}
     assert {in_flight.TRANSITIONS[stage, event] for event in answers} == {stage}
 
 
