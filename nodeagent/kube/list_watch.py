@@ -3,7 +3,8 @@
 Theory of operation. LIST returns all objects and a resourceVersion; WATCH from that version returns every later change.
 A bookmark (about once a minute, and just before the server ends the watch) means that no change was missed so far. The
 server ends each watch after `timeoutSeconds`; the next one continues from the last version. Everything is listed again
-only if the server no longer has that version (410, as a status or as an event inside a 200), or sends an invalid event.
+only if the server no longer has that version (410, as a status or as an event inside a 200), cannot use it (500), or
+sends an invalid event.
 
 Promises:
 
@@ -196,8 +197,10 @@ class ListWatch:
                 lasted_s = self._clock() - started_at
                 # For a version in the server's future (its data was restored from a backup) it sends nothing at all.
                 silent = lasted_s >= self._idle_s and (self.synced_at is None or self.synced_at < started_at)
-                # The next list skips an event that is too long.
-                useless = error.expired or error.kind is OutcomeKind.INVALID or isinstance(error, TooLargeError)
+                # The next list skips an event that is too long. The API server answers a version that is no number
+                # with 500, and would do so for ever.
+                invalid = error.kind is OutcomeKind.INVALID or (error.status == 500 and error.from_api)
+                useless = error.expired or invalid or isinstance(error, TooLargeError)
                 if useless or silent or self._empty:
                     self._start_over()
                 elif lasted_s >= WATCH_SUCCESS_S:

@@ -43,6 +43,10 @@ class Server(ThreadingHTTPServer):
                 continue
 
 
+class CutError(Exception):
+    """Raised by `instead`, `on_answer` and `on_watch`: the connection is cut here."""
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -70,6 +74,13 @@ class Handler(BaseHTTPRequestHandler):
             time.monotonic(),
             self.number,
         )
+        try:
+            self._answer(request)
+        except CutError:
+            # An end in the middle: no last chunk, or less than the Content-Length.
+            self.close_connection = True
+
+    def _answer(self, request: Request) -> None:
         if self.api.delay_s:
             threading.Event().wait(self.api.delay_s)
         if self.api.at_request:
@@ -80,13 +91,13 @@ class Handler(BaseHTTPRequestHandler):
         if self.api.at_request:
             self.api.at_request(request, True)
         if isinstance(answer, Answer):
-            self._send(answer)
+            self._send(request, answer)
         else:
-            self._stream(answer)
+            self._stream(self.api.on_watch(request, answer) if self.api.on_watch else answer)
 
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = handle_any  # noqa: N815 - http.server's names
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, request: Request, answer: Answer) -> None:
         newline = b"\n" if isinstance(answer.body, dict) else b""
         body = (
             answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body, separators=(",", ":")).encode()
@@ -96,8 +107,14 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in answer.headers:
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body + newline)))
-        self.end_headers()
-        self.wfile.write(body + newline)
+        if self.api.on_answer is None:
+            self.end_headers()
+            self.wfile.write(body + newline)
+            return
+        head = b"".join(self._headers_buffer) + b"\r\n"  # type: ignore[attr-defined]
+        self._headers_buffer: list[bytes] = []
+        for piece in self.api.on_answer(request, head, body + newline):
+            self.wfile.write(piece)
 
     def _stream(self, lines: Iterator[bytes | None]) -> None:
         self.send_response(200)

@@ -63,9 +63,14 @@ class ApiServer:
         """What each node's kubelet answers under /configz: its settings, as far as a test needs them."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
         self.instead: Callable[[Request], Answer | None] | None = None
-        """Asked first for each answer: the answer of a proxy or of a passing fault; None: the server's own."""
+        """Asked first for each answer: the answer of a proxy or of a passing fault; None: the server's own. May wait, and
+        raise `http.CutError`."""
         self.at_request: Callable[[Request, bool], None] | None = None
         """Called with each request, before it is carried out (False) and before it is answered (True)."""
+        self.on_answer: Callable[[Request, bytes, bytes], Iterator[bytes]] | None = None
+        """The bytes that are sent for an answer with this head and this body; may wait, and raise `http.CutError`."""
+        self.on_watch: Callable[[Request, Iterator[bytes | None]], Iterator[bytes | None]] | None = None
+        """The lines that are sent for the lines of a watch; may wait, and raise `http.CutError`."""
         self.delay_s = 0.0
         self.linger_s = linger_s
         self.bookmark_s = bookmark_s

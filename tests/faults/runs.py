@@ -33,23 +33,29 @@ class Table:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], Counter[str]] = {}
+        self._injected: Counter[tuple[str, str]] = Counter()
         self.findings: list[str] = []
 
-    def add(self, group: str, fault: str, result: str, detail: str = "") -> None:
+    def add(self, group: str, fault: str, result: str, detail: str = "", *, injected: int = 1) -> None:
+        """One case. `injected`: how often the fault was injected in it."""
         self._counts.setdefault((group, fault), Counter())[result] += 1
+        self._injected[group, fault] += injected
         if result in BAD:
             self.findings.append(f"{result}: {group}, {fault}: {detail}")
 
     @property
     def total(self) -> int:
-        return sum(sum(results.values()) for results in self._counts.values())
+        """How often a fault was injected."""
+        return self._injected.total()
 
     def text(self) -> str:
         lines = ["| place | fault | injected | what happened |", "| --- | --- | ---: | --- |"]
         for (group, fault), results in self._counts.items():
             what = ", ".join(f"{name} {count}" for name, count in results.most_common())
-            lines.append(f"| {group} | {fault} | {sum(results.values())} | {what} |")
+            lines.append(f"| {group} | {fault} | {self._injected[group, fault]} | {what} |")
         sums: Counter[str] = sum(self._counts.values(), Counter())
+        others = ", ".join(f"{name} {count}" for name, count in sums.most_common() if name not in BAD)
+        lines += [f"| all | | | {others} |"] if others else []
         bad = ", ".join(f"{name} {sums[name]}" for name in BAD)
         lines.append(f"| all | {len(self._counts)} kinds x places | {self.total} | {bad} |")
         return "\n".join(lines)
@@ -121,12 +127,12 @@ def judge(
         except Exception:
             return "traceback", traceback.format_exc(limit=-6)
         if number == 0:
-            unknown, in_first = world.unknown, list(world.cluster.evicted)
+            unknown, in_first = world.unknown, list(world.evicted)
     if time.process_time() - began > HANG_S:
         return "hang", f"{time.process_time() - began:.1f} s"
     if defects := world.defects():
         return "traceback", f"{defects}\n{(world.place / 'log').read_text()[-3000:]}"
-    evicted = world.cluster.evicted
+    evicted = world.evicted
     if any(name != HOG for name in evicted) or (evicted and not pressed):
         return "wrong eviction", str(evicted)
     if len(evicted) > BURST:

@@ -2,15 +2,16 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
-from nodeagent.actuators.session import NoCluster
+from nodeagent.actuators.session import NoCluster, Session
 from nodeagent.config.config_file import ConfigFile
+from nodeagent.config.schema import Config
 from nodeagent.kube.pod_watch import PodsView
 from nodeagent.loop.agent import Agent
 from nodeagent.loop.components import Components
@@ -41,12 +42,12 @@ from tests.support.runtime import bare_runtime
 from tests.support.trees import GI, MI, Node, TreePod, write_node
 
 HOG, WEB, CRITICAL = "shop/hog", "shop/web", "kube-system/critical"
-_PODS: Final = (
+PODS: Final = (
     TreePod(HOG, working_set=3 * GI, request=100 * MI),
     TreePod(WEB, working_set=200 * MI, request=500 * MI),
     TreePod(CRITICAL, working_set=300 * MI, request=100 * MI),
 )
-_PRIORITIES: Final = {HOG: 0, WEB: 1000, CRITICAL: 2_000_001_000}
+PRIORITIES: Final = {HOG: 0, WEB: 1000, CRITICAL: 2_000_001_000}
 BURST: Final = 2
 CONFIG: Final = f"""\
 apiVersion: nodeagent.io/v1alpha1
@@ -62,7 +63,7 @@ rateLimits:
   node: {{burst: {BURST}, perHour: 1}}
 """
 _BEGAN: Final = 100_000.0
-CALM: Final = Node(memory_available=4 * GI, pods=_PODS)
+CALM: Final = Node(memory_available=4 * GI, pods=PODS)
 PRESSED: Final = CALM._replace(memory_available=300 * MI)
 
 
@@ -76,7 +77,7 @@ class Cluster(NoCluster):
         self._outcomes: list[Outcome] = []
 
     def pods(self) -> PodsView:
-        return PodsView(tuple(map(_api_pod, _PODS)), self._now(), "")
+        return PodsView(tuple(map(_api_pod, PODS)), self._now(), "")
 
     def evict(self, plan_id: str, victim: Victim) -> None:
         self.evicted.append(victim.pod.key)
@@ -90,16 +91,19 @@ class Cluster(NoCluster):
 class Scene:
     """One agent. `place` is empty and stays the caller's."""
 
-    def __init__(self, place: Path, node: Node) -> None:
+    def __init__(
+        self, place: Path, node: Node, *, connect: Callable[[Config], Session] | None = None, config: str = CONFIG
+    ) -> None:
+        """`connect`: the session with an API server; without it `cluster` is the session."""
         self.place = place
         self.root = place / "node"
         self.root.mkdir()
         self.state = place / "state"
         self.state.mkdir()
         host = open_host(write_node(self.root, node))
-        config = place / "nodeagent.yaml"
-        config.write_text(f"{CONFIG}stateDir: {self.state}\n")
-        file = ConfigFile(str(config), overrides=())
+        path = place / "nodeagent.yaml"
+        path.write_text(f"{config}stateDir: {self.state}\n")
+        file = ConfigFile(str(path), overrides=())
         loaded = file.load()
         self.now = _BEGAN
         self._log = os.open(place / "log", os.O_WRONLY | os.O_CREAT)
@@ -120,7 +124,8 @@ class Scene:
         self.cluster = Cluster(lambda: self.now)
         self.sampler = Sampler(host, loaded.config.sampling, node_name="n", boottime=self._tick)
         self._disks = DiskMonitor(host, loaded.config.sampling)
-        components = Components(loaded, self.sampler, self.cluster, self._disks)
+        session = self.cluster if connect is None else connect(loaded.config)
+        components = Components(loaded, self.sampler, session, self._disks)
         self.agent = Agent(
             components,
             runtime,
@@ -144,6 +149,11 @@ class Scene:
         """One sync, a second after the last one."""
         self.now += 1.0
         self.agent.sync()
+
+    @property
+    def evicted(self) -> list[str]:
+        """The pods whose eviction was requested, as the cluster saw it; oldest first."""
+        return self.cluster.evicted
 
     def defects(self) -> str:
         """What a reporting part raised; empty if none did."""
@@ -183,7 +193,7 @@ def _api_pod(pod: TreePod) -> Pod:
         name,
         PodSource.API,
         QOSClass.BURSTABLE,
-        priority=_PRIORITIES[pod.key],
+        priority=PRIORITIES[pod.key],
         phase="Running",
         created_wall=1_799_990_000.0,
         started_wall=1_799_990_000.0,

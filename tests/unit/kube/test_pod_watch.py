@@ -23,7 +23,7 @@ from nodeagent.kube.pod_watch import DELETED_S, SPREAD_S, PodsView, PodWatch, li
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import ContainerKind, Owner, Pod, PodSource, QOSClass, Resources
 from nodeagent.runtime.clock import boottime
-from tests.fake_kube import ApiServer, Request, pod
+from tests.fake_kube import Answer, ApiServer, Request, pod
 from tests.support.livenode import until
 from tests.support.paths import RECORDINGS
 from tests.support.rawserver import CHUNKED, RawServer, chunk, read_request, response
@@ -309,6 +309,18 @@ def test_a_version_that_is_too_old_is_answered_with_a_new_list(api: ApiServer, w
     lists = [r for r in api.requests if "watch" not in r.query]
     assert lists[0].query["resourceVersion"] == "0"
     assert "resourceVersion" not in lists[1].query, "after a 410 the cache may be what is behind"
+
+
+def test_a_version_that_the_server_cannot_use_is_answered_with_a_new_list(api: ApiServer, tmp_path: Path) -> None:
+    """A list of a broken server or proxy: a watch from its version gets the recorded 500, however often it is sent."""
+    broken = {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "x"}, "items": []}
+    lists = iter([Answer(200, broken)])
+    api.instead = lambda request: None if "watch" in request.query else next(lists, None)
+    watched = Watched(connected(api, tmp_path))
+    watched.until(lambda view: names(view) == {"one", "two"})
+    watched.watch.stop()
+    versions = [request.query.get("resourceVersion") for request in api.requests if "watch" in request.query]
+    assert versions[0] == "x"
 
 
 def test_long_lists_come_in_pages(api: ApiServer, tmp_path: Path) -> None:
