@@ -11,8 +11,8 @@ of node and pod status; taints under a resourceVersion; 401, 403, 409, 415, 422,
 gets its deletionTimestamp and goes away after its grace (`linger_s` overrides it; None: only by `delete_pod`).
 
 Knobs: `on_eviction(pod, body)` is called for each accepted eviction or delete, `at_request(request, done)` before and
-after each request is carried out; `instead(request)` replaces an answer, `on_answer` its bytes, `on_watch` the lines of a
-watch; `set_pdb`; `throttle(seconds)`;
+after each request is carried out; `instead(request)` replaces an answer, `on_answer` its bytes, `on_watch` the lines
+of a watch; `set_pdb`; `throttle(seconds)`;
 `forbid("patch", "nodes/status")`; `grant(account, rules)`; `tokens` (token -> user); `minor` (version of the server),
 `constrained_impersonation`; `compact()` and `end_watches()`; `kubelet(every_s)` puts
 False over a foreign pressure condition as a live kubelet does; `delay_s` for every answer; `go_down()`, `come_back()`.

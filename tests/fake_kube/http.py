@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body + newline)
             return
-        head = b"".join(self._headers_buffer) + b"\r\n"  # type: ignore[attr-defined]
+        head = b"".join(self._headers_buffer) + b"\r\n"
         self._headers_buffer: list[bytes] = []
         for piece in self.api.on_answer(request, head, body + newline):
             self.wfile.write(piece)

@@ -63,8 +63,8 @@ class ApiServer:
         """What each node's kubelet answers under /configz: its settings, as far as a test needs them."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
         self.instead: Callable[[Request], Answer | None] | None = None
-        """Asked first for each answer: the answer of a proxy or of a passing fault; None: the server's own. May wait, and
-        raise `http.CutError`."""
+        """Asked first for each answer: the answer of a proxy or of a passing fault; None: the server's own. It may
+        wait, or raise `http.CutError`."""
         self.at_request: Callable[[Request, bool], None] | None = None
         """Called with each request, before it is carried out (False) and before it is answered (True)."""
         self.on_answer: Callable[[Request, bytes, bytes], Iterator[bytes]] | None = None

@@ -1,8 +1,8 @@
 """The faults of API answers: recorded errors, broken transports, wrong bodies, wrong watches.
 
-A fault acts in one of three places: `instead` of the answer (the server does not carry the request out), on the bytes of
-the answer (the server has carried it out), or on the lines of a watch. Each gets `active`, which turns False when the
-fault has passed; whatever waits then ends.
+A fault acts `instead` of the answer (the server does not carry the request out), on the bytes of the answer (the server
+has carried it out), or on the lines of a watch. Each gets `active`, which turns False when the fault has passed;
+whatever waits then ends.
 """
 
 import json
@@ -51,7 +51,7 @@ def _recorded() -> Iterator[tuple[str, Fault]]:
             known.add(kind)
             sent = tuple((name, value) for name, value in headers.items() if name in ("Retry-After", "Warning"))
             answer = Answer(status, body.encode(), content_type, sent)
-            yield f"{status} {path.stem}", Fault(instead=lambda _, answer=answer: answer)
+            yield f"{status} {path.stem}", _always(answer)
 
 
 def wait(seconds: float, active: Active) -> None:
@@ -79,7 +79,10 @@ def _silent(active: Active) -> None:
 
 
 def _fixed(status: int, body: bytes, content_type: str = "application/json", *headers: tuple[str, str]) -> Fault:
-    answer = Answer(status, body, content_type, headers)
+    return _always(Answer(status, body, content_type, headers))
+
+
+def _always(answer: Answer) -> Fault:
     return Fault(instead=lambda _: answer)
 
 
@@ -167,8 +170,9 @@ BYTES: Final[dict[str, Fault]] = {
     "body doubled": _changed(lambda head, body: _with_body(head, body + body), cut=False),
     "answer doubled": _changed(lambda head, body: (head + body) * 2, cut=False),
     "carried out, 502 of a proxy": _changed(
-        lambda head, body: b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n%b"
-        % (len(_HTML), _HTML),
+        lambda head, body: (
+            b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n%b" % (len(_HTML), _HTML)
+        ),
         cut=False,
     ),
     "carried out, 504 of a proxy": _changed(
@@ -182,7 +186,7 @@ BYTES: Final[dict[str, Fault]] = {
 # --- bodies of lists ------------------------------------------------------------------------------------------------
 
 
-def _list(change: Callable[[Any], object]) -> Fault:
+def changed_list(change: Callable[[Any], object]) -> Fault:
     """`change` gets the decoded list and changes it in place."""
 
     def send(head: bytes, body: bytes, _: Active) -> Iterator[bytes]:
@@ -210,21 +214,21 @@ def _endless(value: Any) -> None:
 
 
 LISTS: Final[dict[str, Fault]] = {
-    "empty list": _list(lambda value: value.update(items=[])),
-    "items null": _list(lambda value: value.update(items=None)),
-    "no items": _list(lambda value: value.pop("items")),
-    "items doubled": _list(lambda value: value.update(items=value["items"] * 2)),
-    "items reversed": _list(lambda value: value["items"].reverse()),
-    "an item missing": _list(lambda value: value["items"].pop()),
-    "an item is null": _list(lambda value: value["items"].append(None)),
-    "items without metadata": _list(lambda value: [item.pop("metadata") for item in value["items"]]),
-    "items without spec": _list(lambda value: [item.pop("spec") for item in value["items"]]),
-    "items without status": _list(lambda value: [item.pop("status") for item in value["items"]]),
-    "an old list": _list(_of_another_time),
-    "no version": _list(lambda value: value["metadata"].pop("resourceVersion")),
-    "a version that is none": _list(lambda value: value["metadata"].update(resourceVersion="x")),
-    "a version of the future": _list(lambda value: value["metadata"].update(resourceVersion="9" * 18)),
-    "a next page for ever": _list(_endless),
+    "empty list": changed_list(lambda value: value.update(items=[])),
+    "items null": changed_list(lambda value: value.update(items=None)),
+    "no items": changed_list(lambda value: value.pop("items")),
+    "items doubled": changed_list(lambda value: value.update(items=value["items"] * 2)),
+    "items reversed": changed_list(lambda value: value["items"].reverse()),
+    "an item missing": changed_list(lambda value: value["items"].pop()),
+    "an item is null": changed_list(lambda value: value["items"].append(None)),
+    "items without metadata": changed_list(lambda value: [item.pop("metadata") for item in value["items"]]),
+    "items without spec": changed_list(lambda value: [item.pop("spec") for item in value["items"]]),
+    "items without status": changed_list(lambda value: [item.pop("status") for item in value["items"]]),
+    "an old list": changed_list(_of_another_time),
+    "no version": changed_list(lambda value: value["metadata"].pop("resourceVersion")),
+    "a version that is none": changed_list(lambda value: value["metadata"].update(resourceVersion="x")),
+    "a version of the future": changed_list(lambda value: value["metadata"].update(resourceVersion="9" * 18)),
+    "a next page for ever": changed_list(_endless),
 }
 
 

@@ -1,10 +1,10 @@
 """The same agent and node with the real session, which talks HTTP to the double of an API server.
 
 The agent's clock is the scene's: a sync moves it, and the threads of the session only read it. Their back-offs and
-time-outs are real, so a step of a run waits some milliseconds for them, and `recover` at most `RECOVER_S`.
+time-outs are real, so a step of a run waits some milliseconds for them, and `recover` at most
+`RECOVER_S`.
 """
 
-import json
 import tempfile
 import threading
 import time
@@ -19,12 +19,11 @@ from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.transport import connect
-from nodeagent.model import Signal
 from nodeagent.runtime import workers
 from tests.fake_kube import ApiServer, Json, Request, node_object, pod
-from tests.faults.scene import CALM, CONFIG, MI, PODS, PRESSED, PRIORITIES, Scene
+from tests.faults.scene import CALM, CONFIG, PODS, PRIORITIES, Scene
 from tests.fuzz import scratch
-from tests.support.trees import GI, Node, TreePod
+from tests.support.trees import GI, MI, TreePod
 
 NODE: Final = "lab-node"
 SOFT_PRESSED: Final = CALM._replace(memory_available=GI + 500 * MI)
@@ -56,10 +55,11 @@ fleet: {{maxConcurrentEvictions: 1}}
 
 
 class ApiScene(Scene):
-    """One agent and its API server. `fault` is set on the server before the session starts."""
+    """One agent and its API server, which outlives it."""
 
     def __init__(self, place: Path, api: ApiServer) -> None:
         self.api = api
+        self.recover_s = RECOVER_S
         self.carried_out: list[str] = []
         self._stuck_before = set(workers.stuck_workers())
         self._failures_before = workers.failure_counts()
@@ -115,14 +115,20 @@ class ApiScene(Scene):
 
     def advance(self, seconds: float, *, pause_s: float = PAUSE_S) -> None:
         """One sync so much later, then a pause for the threads, and for requests on their way."""
-        began, busy = time.monotonic(), _busy_s()
         self.now += seconds
-        self.agent.sync()
-        self.blocked_s = max(self.blocked_s, time.monotonic() - began - (_busy_s() - busy))
+        with self.measured():
+            self.agent.sync()
         pause(pause_s)
         deadline = time.monotonic() + 3 * REQUEST_TIMEOUT_S
         while self.session.counts().in_flight and time.monotonic() < deadline:
             pause(0.005)
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure a sync for `blocked_s`."""
+        began, busy = time.monotonic(), _busy_s()
+        yield
+        self.blocked_s = max(self.blocked_s, time.monotonic() - began - (_busy_s() - busy))
 
     def until(self, holds: Callable[[], object], *, within_s: float, step_s: float) -> bool:
         """Sync until it holds; False if it never did. `step_s`: by how much the clock moves."""
@@ -141,7 +147,7 @@ class ApiScene(Scene):
             return not self.unknown and (bool(self.carried_out) or not pressed)
 
         calm = 0
-        while calm < LASTING and (calm or time.monotonic() - began < RECOVER_S):
+        while calm < LASTING and (calm or time.monotonic() - began < self.recover_s):
             # A refusal blocks its pod, its owner or all requests for minutes of the agent's clock.
             young = calm or time.monotonic() - began < 1.0
             self.advance(1.0 if young else 10.0, pause_s=PAUSE_S if young else 2 * PAUSE_S)
@@ -207,13 +213,10 @@ def _server() -> ApiServer:
 
 
 @contextmanager
-def api_scene(
-    before: Callable[[ApiServer], None] = lambda _: None, *, begin: Callable[[], None] = lambda: None
-) -> Iterator[ApiScene]:
-    """`before` is called with the server before the agent starts, `begin` right before it."""
+def api_scene(before: Callable[[ApiServer], None] = lambda _: None) -> Iterator[ApiScene]:
+    """`before` is called with the server before the agent starts."""
     with tempfile.TemporaryDirectory(dir=scratch.PARENT) as name, _server() as api:
         before(api)
-        begin()
         made = ApiScene(Path(name), api)
         try:
             yield made

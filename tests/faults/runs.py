@@ -61,7 +61,7 @@ class Table:
         return "\n".join(lines)
 
 
-def _sample(items: Iterable[T], every: int) -> Iterator[T]:
+def sample(items: Iterable[T], every: int) -> Iterator[T]:
     return itertools.islice(items, 0, None, every)
 
 
@@ -81,7 +81,7 @@ def system_calls(table: Table, every: int) -> None:
         with _Entered(before, node) as world, injected.counted() as calls:
             world.sync()
         cases = ((call, code) for call in calls for code in injected.ERRNOS)
-        for call, code in _sample(cases, every):
+        for call, code in sample(cases, every):
             with _Entered(before, node) as world:
                 result, detail = _with_failing(world, call.number, code, pressed=node is PRESSED)
             table.add(phase, f"{code} of {call.name}", result, f"call {call.number}: {detail}")
@@ -162,7 +162,7 @@ def kernel_files(table: Table, every: int) -> None:
         )
         contents = {path: (world.root / path).read_bytes() for path in paths}
     cases = ((path, fault, data) for path in paths for fault, data in injected.variants(contents[path]))
-    for path, fault, data in _sample(cases, every):
+    for path, fault, data in sample(cases, every):
         with scene(CALM) as world:
             for _ in range(WARM_SYNCS):
                 world.sync()
@@ -186,7 +186,7 @@ def state_bytes(table: Table, every: int) -> None:
         data, now = path.read_bytes(), world.now
         store = StateFile(path, shape=AgentState, boot_id="boot")
         assert store.load().trust is Trust.RESTORED
-        for fault, damaged in _sample(injected.flips(data), every):
+        for fault, damaged in sample(injected.flips(data), every):
             path.write_bytes(damaged)
             table.add("state file", fault, *_recall(store, now))
         path.unlink()
@@ -213,7 +213,7 @@ def recording_bytes(table: Table, every: int) -> None:
         path = max((world.state / "samples").glob("*.rec"), key=lambda each: each.stat().st_size)
         data = path.read_bytes()
         good = list(recording.open_recording(path).samples())
-        for fault, damaged in _sample(injected.flips(data), every):
+        for fault, damaged in sample(injected.flips(data), every):
             path.write_bytes(damaged)
             table.add("recording", fault, *_read(path, good))
         path.write_bytes(data)
@@ -237,13 +237,3 @@ def _read(path: Path, good: list[RecordedSample]) -> tuple[str, str]:
     if len(found) == len(good):
         return "read whole", ""
     return "damaged part left out, and reported" if opened.trouble else "shorter without a word", ""
-
-
-GROUPS: Final[dict[str, Callable[[Table, int], None]]] = {
-    "calls": system_calls,
-    "kernel": kernel_files,
-    "state": state_bytes,
-    "recording": recording_bytes,
-}
-QUICK_EVERY: Final = {"calls": 29, "kernel": 97, "state": 31, "recording": 997}
-"""With `--quick` one of so many: primes, so that every kind and place has its turn."""

@@ -1,13 +1,16 @@
-"""Faults in system calls, kernel files, state and recordings: no wrong eviction, no lost rate limit, no traceback."""
+"""Faults in system calls, kernel files, state, recordings and answers of the API server: no wrong eviction, no lost
+rate limit, no hang, no traceback."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults import injected, runs
+from tests.faults import api, api_faults, api_scene, injected, runs
+from tests.faults.api import Case
 from tests.faults.runs import Table
 from tests.faults.scene import CALM, HOG, PRESSED, WEB, Scene, scene
 from tests.support.paths import REPOSITORY
@@ -55,6 +58,31 @@ def test_the_judge_reports_what_may_not_happen() -> None:
     assert _judged(True, fail)[0] == "traceback"
     assert _judged(False, lose_memory)[0] == "not recovered"
     assert _judged(True, lambda world: None)[0] == "evicted in a later sync"
+
+
+def test_the_judge_reports_what_an_answer_may_not_cause() -> None:
+    def swapped(value: Any) -> None:
+        """The largest pod and another one have each other's identity."""
+        pods = {item["metadata"]["name"]: item["metadata"] for item in value["items"]}
+        pods["hog"]["name"], pods["web"]["name"] = "web", "hog"
+
+    under_pressure = Case("first sync, under pressure", "list pods", "")
+    assert api.inject(under_pressure, api_faults.changed_list(swapped), recover_s=2.0).result == "wrong eviction"
+    no_answer = api_faults.INSTEAD["no answer at all"]
+    assert api.inject(under_pressure, no_answer, recover_s=0.0).result == "not recovered", "no time to recover"
+    assert api.inject(under_pressure, no_answer).result == "evicted in a later sync"
+
+
+def test_the_judge_reports_more_evictions_than_the_limit_and_a_sync_that_waits() -> None:
+    with api_scene.api_scene() as world:
+        assert world.until(lambda: not world.unknown, within_s=60.0, step_s=0.1)
+        world.write(PRESSED)
+        world.carried_out.extend([HOG, HOG])
+        recover = [lambda: world.recover(pressed=True)]
+        assert runs.judge(world, recover, pressed=True)[0] == "lost rate limit"
+        with world.measured():
+            api_scene.pause(2 * api_scene.BLOCKED_S)
+        assert world.blocked_s > api_scene.BLOCKED_S
 
 
 def test_the_call_with_the_number_fails_and_no_other_one(tmp_path: Path) -> None:
