@@ -148,9 +148,12 @@ class ApiScene(Scene):
 
         calm = 0
         while calm < LASTING and (calm or time.monotonic() - began < self.recover_s):
-            # A refusal blocks its pod, its owner or all requests for minutes of the agent's clock.
-            young = calm or time.monotonic() - began < 1.0
-            self.advance(1.0 if young else 10.0, pause_s=PAUSE_S if young else 2 * PAUSE_S)
+            # A refusal blocks its pod, its owner or all requests for minutes of the agent's clock. Two requests without
+            # an answer have spent all tokens, and the next one is due after an hour.
+            age_s = time.monotonic() - began
+            young = calm or age_s < 1.0
+            step_s = 1.0 if young else 10.0 if age_s < 5.0 else 60.0
+            self.advance(step_s, pause_s=PAUSE_S if young else 2 * PAUSE_S)
             calm = calm + 1 if well() else 0
 
 

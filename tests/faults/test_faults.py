@@ -4,8 +4,9 @@ rate limit, no hang, no traceback."""
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,17 +61,20 @@ def test_the_judge_reports_what_may_not_happen() -> None:
     assert _judged(True, lambda world: None)[0] == "evicted in a later sync"
 
 
-def test_the_judge_reports_what_an_answer_may_not_cause() -> None:
-    def swapped(value: Any) -> None:
-        """The largest pod and another one have each other's identity."""
-        pods = {item["metadata"]["name"]: item["metadata"] for item in value["items"]}
-        pods["hog"]["name"], pods["web"]["name"] = "web", "hog"
-
+def test_the_judge_reports_an_agent_that_has_not_recovered_from_an_answer() -> None:
     under_pressure = Case("first sync, under pressure", "list pods", "")
-    assert api.inject(under_pressure, api_faults.changed_list(swapped), recover_s=2.0).result == "wrong eviction"
     no_answer = api_faults.INSTEAD["no answer at all"]
     assert api.inject(under_pressure, no_answer, recover_s=0.0).result == "not recovered", "no time to recover"
     assert api.inject(under_pressure, no_answer).result == "evicted in a later sync"
+
+
+def test_the_judge_reports_a_refused_eviction_of_the_wrong_pod() -> None:
+    with api_scene.api_scene() as world:
+        world.api.forbid("create", "pods/eviction")
+        request = urllib.request.Request(f"{world.api.url}/api/v1/namespaces/shop/pods/web/eviction", b"{}")
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(request)
+        assert runs.judge(world, [lambda: None], pressed=True)[0] == "wrong eviction"
 
 
 def test_the_judge_reports_more_evictions_than_the_limit_and_a_sync_that_waits() -> None:
