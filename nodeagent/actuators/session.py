@@ -615,7 +615,7 @@ class ClusterSession:
             self._owners = OwnerReader(transport, wake=self._wake, clock=self._clock)
         if config.protection.node_fit:
             self._node_fit = NodeFitReader(transport, confirmed.name, wake=self._wake, clock=self._clock)
-        if config.eviction_request.enabled:
+        if config.eviction_request.enabled and self._eviction_requests is None:
             self._eviction_requests = EvictionRequests(transport, wake=self._wake, clock=self._clock)
             self._eviction_requests.start()
         if config.protection.node_bound:

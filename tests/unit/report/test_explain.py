@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.commands import cli
-from nodeagent.config.schema import BeforeEvictionHook, HooksConfig, ReclaimAction, ReclaimConfig, ReliefConfig
+from nodeagent.config.schema import (
+    BeforeEvictionHook,
+    EvictionRequestConfig,
+    HooksConfig,
+    ReclaimAction,
+    ReclaimConfig,
+    ReliefConfig,
+)
 from nodeagent.model import (
     Amount,
     DiskUsage,
@@ -17,6 +24,7 @@ from nodeagent.model import (
     MemoryModel,
     Outcome,
     OutcomeKind,
+    Plan,
     ReclaimReport,
     ReclaimResult,
     Signal,
@@ -181,6 +189,27 @@ def test_a_hook_has_its_end_and_the_eviction_says_what_it_waited_for(tmp_path: P
     made.state = outcomes.apply_hook(made.state, outcome)
     after = made.decide(snapshot(view("fat", 3 * GI), available=low, at=NOW + 3))
     assert "shop/fat, before this eviction: failed after 1s" in explained(tmp_path, after.id)
+
+
+def test_an_eviction_request_has_its_method_its_outcomes_and_how_it_ended(tmp_path: Path) -> None:
+    made = Run(tmp_path, config(soft(), eviction_request=EvictionRequestConfig(enabled=True, deadline_s=10.0)))
+    low: dict[Signal, int | None] = {Signal.MEMORY: GI // 2}
+
+    def decide(at: float) -> Plan:
+        seen = snapshot(view("fat", 3 * GI), available=low, at=NOW + at)
+        return made.decide(seen._replace(eviction_requests=True))
+
+    decide(0)
+    plan = decide(1)
+    outcome = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.REQUESTED, "", NOW + 2)
+    made.recorder.outcome(outcome, wall_time=1.0)
+    made.state = outcomes.apply_outcome(made.state, outcome, now=NOW + 2, config=made.config)
+    row = next(line for line in explained(tmp_path, plan.id).splitlines() if line.startswith("shop/fat  request"))
+    assert " requested " in row
+    after = decide(13)
+    output = explained(tmp_path, after.id)
+    assert f"EvictionRequest for shop/fat by {plan.id}: nobody has evicted the pod in time" in " ".join(output.split())
+    assert any(line.startswith("shop/fat  evict ") for line in output.splitlines())
 
 
 def test_the_gain_of_a_dropped_decision_is_listed(tmp_path: Path) -> None:
