@@ -127,9 +127,10 @@ def decide(
     if not chosen.victims and config.own_limit.enabled:
         chosen, more, limit_state = _plan_memory_limits(context, chosen, limit_state)
         refusals = (*refusals, *more)
-    chosen_requests = eviction_request.after_choice(
-        requests.state, zip(chosen.victims, chosen.entries, strict=True), now=now
+    chosen_requests, overtaken_notes = eviction_request.after_choice(
+        requests.state, zip(chosen.victims, chosen.entries, strict=True), overtaken=chosen.overtaken, now=now
     )
+    remaining = eviction_request.without_overtaken(requests.in_flight, chosen.overtaken)
     reclaims = chosen.reclaim_state if chosen.reclaim_state is not None else runs.state
     beside = reclaim.attempt_page_cache(
         reclaims,
@@ -157,6 +158,7 @@ def decide(
             *memory_shortage.notes(snapshot, effective),
             *[_relief_note(report) for report in observed.reports],
             *requests.notes,
+            *overtaken_notes,
             *[Note(NoteKind.RECLAIM, reclaim.describe(report, config.reclaim.actions)) for report in runs.reports],
             *page_cache.note(snapshot.page_cache_blocked, config=config),
         ),
@@ -174,7 +176,7 @@ def decide(
         sequence=state.sequence + 1,
         thresholds=threshold_state,
         conditions=condition_state,
-        in_flight=in_flight.add(requests.in_flight, chosen.entries),
+        in_flight=in_flight.add(remaining, chosen.entries),
         rate_limits=limit_state,
         growth=usage_growth.record_sample(
             state.growth, snapshot, swap_limit=pod_usage.swap_limit(snapshot, config=config)
@@ -199,9 +201,10 @@ def _plan_storage_limits(
         or backoffs.remaining(limit_state.api, now=now)
     ):
         return plan, (), limit_state
+    lent = eviction_request.lend_tokens(context.in_flight, limit_state, now=now, limits=config.rate_limits)
     selected = local_storage_eviction.select_over_limit(
         snapshot,
-        limit_state=limit_state,
+        limit_state=lent.limit_state,
         in_flight_state=eviction_request.without_requests(context.in_flight),
         now=now,
         config=config,
@@ -217,7 +220,21 @@ def _plan_storage_limits(
         victims=chosen,
         entries=_planned(context, chosen, Signal.NODEFS),
     )
-    return plan, selected.refusals, selected.limit_state
+    return _with_overtaken(context, lent, plan, selected.refusals, selected.limit_state)
+
+
+def _with_overtaken(
+    context: DecisionContext,
+    lent: eviction_request.LentTokens,
+    plan: SignalPlan,
+    refusals: tuple[Refusal, ...],
+    limit_state: RateLimitState,
+) -> tuple[SignalPlan, tuple[Refusal, ...], RateLimitState]:
+    """The plan with the EvictionRequests that its victims overtake."""
+    limit_state, overtaken = eviction_request.settle_tokens(
+        lent, limit_state, plan.victims, now=context.now, limits=context.config.rate_limits
+    )
+    return plan._replace(overtaken=overtaken), refusals, limit_state
 
 
 def _planned(context: DecisionContext, chosen: Sequence[Victim], signal: Signal) -> tuple[InFlightEviction, ...]:
@@ -243,9 +260,10 @@ def _plan_memory_limits(
     """The plan with the pods near a memory limit of their own as victims; off by default. `before`, of the thresholds,
     has none; its reclaim orders stay."""
     snapshot, now, config = context.snapshot, context.now, context.config
+    lent = eviction_request.lend_tokens(context.in_flight, limit_state, now=now, limits=config.rate_limits)
     selected = own_limit_eviction.select_near_limit(
         snapshot,
-        limit_state=limit_state,
+        limit_state=lent.limit_state,
         in_flight_state=eviction_request.without_requests(context.in_flight),
         now=now,
         config=config,
@@ -256,7 +274,7 @@ def _plan_memory_limits(
     # Not for a threshold, also if one is due.
     entries = _planned(context, chosen, Signal.MEMORY)
     plan = before._replace(verdict=None, deficit=None, victims=chosen, entries=entries)
-    return plan, selected.refusals, selected.limit_state
+    return _with_overtaken(context, lent, plan, selected.refusals, selected.limit_state)
 
 
 def _plan_most_urgent(

@@ -4,8 +4,8 @@ Promises:
 
 1. Only the soft tier makes one (`evictionRequest.enabled`), for the pod that it would evict now, after every other
    check, with the tokens of that eviction. The state has both before the request is sent, so that no crash makes two.
-2. The hard tier never waits for one: it decides as if there were none (`without_requests`), and evicts the same pod
-   itself.
+2. The hard tier and the limits of pods never wait for one: they decide as if there were none (`without_requests`), with
+   the tokens that it took (`lend_tokens`), and evict the same pod themselves.
 3. While it is open the pod counts as an eviction in flight of the soft tier. It ends with the pod, at the latest at its
    deadline. A pod whose request failed or reached the deadline is evicted through the Eviction API from then on.
 4. An ended request is withdrawn until the API server confirms it, across restarts, unless its pod is leaving. Only
@@ -15,14 +15,15 @@ Theory of operation. A `Request` is added with the decision, beside its eviction
 is the deadline). `advance` compares the two: an eviction in flight that its pod has left (accepted, gone) ends the
 request well; one that is no longer there ended it without an eviction. The tokens of a request that failed or reached
 its deadline return, because the decision that finds this takes them again for the eviction; those of a request that is
-withdrawn after a recovery do not, because a responder may still finish what it has begun.
+withdrawn after a recovery do not, because a responder may still finish what it has begun. An eviction that overtakes a
+request takes its tokens for itself; a request of another pod stays open only if its tokens can be taken again.
 """
 
 import enum
 from collections.abc import Container, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from nodeagent.config.schema import Config
+from nodeagent.config.schema import Config, RateLimits
 from nodeagent.model import (
     EvictionRequestOrder,
     Method,
@@ -32,11 +33,13 @@ from nodeagent.model import (
     Outcome,
     OutcomeKind,
     Pod,
+    Refusal,
     Signal,
     Victim,
 )
-from nodeagent.policy import in_flight
+from nodeagent.policy import in_flight, rate_limits
 from nodeagent.policy.in_flight import EvictionEvent, EvictionStage, InFlightEviction, InFlightState
+from nodeagent.policy.rate_limits import RateLimitState
 
 AGAIN_S: Final = 3600.0
 """How long after a request that failed no other is made for the same pod. A pod that is still there after that is one
@@ -88,6 +91,14 @@ class Request(NamedTuple):
 class RequestState(NamedTuple):
     requests: Mapping[str, Request] = {}
     """By pod UID."""
+
+
+class LentTokens(NamedTuple):
+    """The rate limits as if no request were open."""
+
+    limit_state: RateLimitState
+    buckets: Mapping[str, tuple[str, ...]]
+    """By pod UID of a request: the buckets that have a token of it back."""
 
 
 class Advanced(NamedTuple):
@@ -182,22 +193,33 @@ def method_for(pod: Pod, state: RequestState, snapshot: NodeSnapshot, config: Co
 
 
 def after_choice(
-    state: RequestState, victims: Iterable[tuple[Victim, InFlightEviction]], *, now: float
-) -> RequestState:
-    """The state with the requests of these victims. The request of one that is evicted otherwise ends."""
+    state: RequestState,
+    victims: Iterable[tuple[Victim, InFlightEviction]],
+    *,
+    overtaken: Iterable[str],
+    now: float,
+) -> tuple[RequestState, tuple[Note, ...]]:
+    """The state with the requests of these victims, and notes. `overtaken`: the UIDs of `settle_tokens`, whose requests
+    end; so does that of a pod that is evicted otherwise."""
     requests = dict(state.requests)
+    ended = dict.fromkeys(overtaken)
     for victim, entry in victims:
         pod = victim.pod
-        earlier = requests.get(pod.uid)
         if victim.method is Method.REQUEST:
             requests[pod.uid] = Request(
                 entry.plan_id, pod.key, pod.namespace or "", victim.threshold.signal, entry.buckets
             )
-        elif earlier is not None and earlier.end is None:
-            requests[pod.uid] = earlier._replace(end=RequestEnd.OVERTAKEN, ended_at=now)
+        else:
+            ended[pod.uid] = None
+    notes = []
+    for uid in ended:
+        earlier = requests.get(uid)
+        if earlier is not None and earlier.end is None:
+            requests[uid] = earlier._replace(end=RequestEnd.OVERTAKEN, ended_at=now)
+            notes.append(Note(NoteKind.EVICTION_REQUESTS, _describe(requests[uid])))
     if requests == state.requests:
-        return state
-    return RequestState(dict(list(requests.items())[-MAX_REQUESTS:]))
+        return state, ()
+    return RequestState(dict(list(requests.items())[-MAX_REQUESTS:])), tuple(notes)
 
 
 def orders(state: RequestState) -> tuple[EvictionRequestOrder, ...]:
@@ -221,6 +243,51 @@ def without_requests(state: InFlightState) -> InFlightState:
     if not any(entry.awaits_others for entry in state.entries):
         return state
     return state._replace(entries=tuple([entry for entry in state.entries if not entry.awaits_others]))
+
+
+def without_overtaken(state: InFlightState, overtaken: Container[str]) -> InFlightState:
+    """The evictions in flight after `settle_tokens`."""
+    entries = [entry for entry in state.entries if not (entry.awaits_others and entry.pod_uid in overtaken)]
+    return state if len(entries) == len(state.entries) else state._replace(entries=tuple(entries))
+
+
+def lend_tokens(
+    in_flight_state: InFlightState, limit_state: RateLimitState, *, now: float, limits: RateLimits
+) -> LentTokens:
+    """The tokens of the requests, for a decision that does not wait for them."""
+    lent: dict[str, tuple[str, ...]] = {}
+    for entry in in_flight_state.entries:
+        if entry.awaits_others:
+            before = limit_state
+            limit_state = rate_limits.return_tokens(before, entry.buckets, now=now, limits=limits)
+            # A bucket that is full by now has no token of the request any more.
+            lent[entry.pod_uid] = tuple(
+                [key for key in entry.buckets if _gained(key, before, limit_state, now, limits)]
+            )
+    return LentTokens(limit_state, lent)
+
+
+def _gained(key: str, before: RateLimitState, after: RateLimitState, now: float, limits: RateLimits) -> bool:
+    earlier = rate_limits.level(before, key, now=now, limits=limits)
+    return rate_limits.level(after, key, now=now, limits=limits).tokens > earlier.tokens
+
+
+def settle_tokens(
+    lent: LentTokens, limit_state: RateLimitState, victims: Iterable[Victim], *, now: float, limits: RateLimits
+) -> tuple[RateLimitState, frozenset[str]]:
+    """The rate limits after a decision with these victims (at least one) took its tokens from `lent`, and the UIDs of
+    the pods whose requests it overtakes: those of the victims, and those for which no token is left."""
+    evicted = {victim.pod.uid for victim in victims}
+    overtaken = set()
+    for uid, buckets in lent.buckets.items():
+        taken = None
+        if uid not in evicted:
+            taken = rate_limits.take_tokens(limit_state, buckets, now=now, limits=limits)
+        if taken is None or isinstance(taken, Refusal):
+            overtaken.add(uid)
+        else:
+            limit_state = taken
+    return limit_state, frozenset(overtaken)
 
 
 def _describe(request: Request) -> str:

@@ -120,7 +120,9 @@ def _apply(state: PolicyState, outcome: Outcome, *, now: float, config: Config) 
     rule, limits = OUTCOME_RULES[outcome.kind], state.rate_limits
     if entry is None or not in_flight.is_answered_by(entry, rule.event):
         return state
-    if rule.returns_tokens and entry.stage is not EvictionStage.UNCERTAIN:
+    # A request whose answer was lost gives them back when it ends, as at its deadline: the eviction takes them again.
+    is_certain = entry.stage is not EvictionStage.UNCERTAIN or rule.event is EvictionEvent.REQUEST_ENDED
+    if rule.returns_tokens and is_certain:
         limits = rate_limits.return_tokens(limits, entry.buckets, now=now, limits=config.rate_limits)
         limits = backoffs.undo_replacement(limits, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
     limits = _with_backoffs(limits, entry, outcome, rule, now=now)

@@ -121,6 +121,8 @@ class SignalPlan(NamedTuple):
     """None: unchanged."""
     owner_lookups: tuple[OwnerLookup, ...] = ()
     node_fit_lookups: tuple[NodeFitLookup, ...] = ()
+    overtaken: frozenset[str] = frozenset()
+    """UIDs of pods whose EvictionRequests end, because the victims take their tokens."""
 
 
 class _Chosen(NamedTuple):
@@ -156,11 +158,24 @@ def plan_signal(
     context: DecisionContext, verdict: ThresholdVerdict, limit_state: RateLimitState
 ) -> tuple[SignalPlan, RateLimitState]:
     """The plan for a threshold that is due. The rate limits change only if there are victims."""
+    if not verdict.threshold.hard:
+        return _plan(context, verdict, limit_state)
+    now, limits = context.now, context.config.rate_limits
+    lent = eviction_request.lend_tokens(context.in_flight, limit_state, now=now, limits=limits)
+    context = context._replace(in_flight=eviction_request.without_requests(context.in_flight))
+    plan, after = _plan(context, verdict, lent.limit_state)
+    if not plan.victims:
+        return plan, limit_state
+    after, overtaken = eviction_request.settle_tokens(lent, after, plan.victims, now=now, limits=limits)
+    return plan._replace(overtaken=overtaken), after
+
+
+def _plan(
+    context: DecisionContext, verdict: ThresholdVerdict, limit_state: RateLimitState
+) -> tuple[SignalPlan, RateLimitState]:
     snapshot, now, config = context.snapshot, context.now, context.config
     threshold = verdict.threshold
     signal, tier = threshold.signal, Tier.HARD if threshold.hard else Tier.SOFT
-    if tier is Tier.HARD:
-        context = context._replace(in_flight=eviction_request.without_requests(context.in_flight))
     observation = snapshot.observe(signal, threshold.memory_model)
     shortage = _shortage(verdict, snapshot)
     pending = pending_release.pending(context.in_flight, snapshot, signal, tier=tier, now=now, config=config)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodeagent.config.schema import EvictionRequestConfig, Mode, RateLimits, TokenBucket
+from nodeagent.config.schema import EvictionRequestConfig, Mode, RateLimits, ReliefConfig, TokenBucket
 from nodeagent.model import EvictionRequestOrder, Method, Outcome, OutcomeKind, Plan, PodView, RefusalCode, Signal
 from nodeagent.policy import engine as policy
 from nodeagent.policy import eviction_request, in_flight, outcomes, rate_limits
@@ -20,6 +20,7 @@ ON = EvictionRequestConfig(enabled=True, deadline_s=60.0)
 FAT = nodes.view("fat", 3 * GI)
 CREATED = OutcomeKind.REQUESTED
 _BUCKET = TokenBucket(1000, 0.0)
+RELIEF_OF_ONE = ReliefConfig(max_victims=1)
 LIMITS = RateLimits(node=_BUCKET, namespace=_BUCKET, owner=_BUCKET, signal=_BUCKET)
 """Never refilled, so that every token shows."""
 
@@ -334,3 +335,67 @@ def test_an_outcome_of_another_decision_changes_nothing() -> None:
     for kind in (OutcomeKind.REQUEST_FAILED, OutcomeKind.REQUEST_WITHDRAWN, OutcomeKind.NOT_REQUESTED):
         node.answer(plan._replace(id="t-99"), kind, 5)
     assert node.state == before
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+ONE = TokenBucket(1, 0.0)
+
+
+def with_one_token(*thresholds: Any) -> Node:
+    """A node whose only token is that of the request."""
+    node = Node(*thresholds)
+    node.config = node.config._replace(rate_limits=RateLimits(node=ONE, namespace=ONE, owner=ONE, signal=ONE))
+    return node
+
+
+def test_a_request_that_fails_after_its_answer_was_lost_spends_no_second_token() -> None:
+    """The eviction that follows takes it again, as after the deadline."""
+    node = with_one_token()
+    first = node.requested(OutcomeKind.REQUEST_UNCERTAIN)
+    node.answer(first, OutcomeKind.REQUEST_FAILED, 7)
+    assert methods(node.decide(8)) == [("fat", Method.EVICT)]
+    assert node.tokens(8) == {0}
+
+
+@pytest.mark.parametrize("kind", [None, CREATED, OutcomeKind.REQUEST_UNCERTAIN])
+def test_the_hard_tier_evicts_the_same_pod_with_the_token_of_the_request(kind: OutcomeKind | None) -> None:
+    node = with_one_token(soft(), hard(value=512 * MI))
+    node.decide(0)
+    first = node.decide(1)
+    if kind is not None:
+        node.answer(first, kind, 2)
+    assert methods(node.decide(3, available=100 * MI)) == [("fat", Method.EVICT)]
+    assert (node.tokens(3), node.end()) == ({0}, RequestEnd.OVERTAKEN)
+    node.answer(first, OutcomeKind.REQUEST_WITHDRAWN, 4)
+    node.decide(5, available=100 * MI)
+    assert node.tokens(5) == {0}
+
+
+def test_the_hard_tier_takes_the_only_token_from_the_request_for_another_pod() -> None:
+    other = nodes.view("other", 2 * GI, priority=-10)
+    node = with_one_token(soft(), hard(value=512 * MI))
+    first = node.requested()
+    plan = node.decide(3, FAT, other, available=100 * MI)
+    assert methods(plan) == [("other", Method.EVICT)]
+    assert (node.end(), node.stages) == (RequestEnd.OVERTAKEN, [EvictionStage.PLANNED])
+    assert [order.plan_id for order in node.orders if order.withdraw] == [first.id]
+    assert "another eviction" in texts(plan)
+
+
+def test_the_request_of_another_pod_stays_open_while_there_are_tokens() -> None:
+    other = nodes.view("other", 2 * GI, priority=-10)
+    node = Node(soft(), hard(value=512 * MI), relief=RELIEF_OF_ONE)
+    node.requested()
+    plan = node.decide(3, FAT, other, available=100 * MI)
+    assert methods(plan) == [("other", Method.EVICT)]
+    assert (node.end(), node.tokens(3)) == (None, {998, 999}), "of the node, the namespace and the signal; of the owner"
+
+
+def test_a_hard_tier_that_finds_no_victim_changes_no_token_and_no_request() -> None:
+    node = with_one_token(soft(), hard(value=512 * MI))
+    node.requested()
+    guarded = FAT._replace(pod=FAT.pod._replace(priority=2_000_001_000))
+    plan = node.decide(3, guarded, available=100 * MI)
+    assert methods(plan) == []
+    assert (node.tokens(3), node.end()) == ({0}, None)
