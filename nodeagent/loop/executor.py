@@ -55,6 +55,17 @@ RECHECK_VALID_S: Final = 5.0
 """A recheck is valid this long, as long as an eviction may wait for its response. A process that was stopped after it,
 or a node that was suspended, acts on its next sample."""
 
+_OF_REQUESTS: Final = frozenset(
+    {
+        OutcomeKind.REQUESTED,
+        OutcomeKind.NOT_REQUESTED,
+        OutcomeKind.REQUEST_UNCERTAIN,
+        OutcomeKind.REQUEST_FAILED,
+        OutcomeKind.REQUEST_WITHDRAWN,
+    }
+)
+"""Outcomes of EvictionRequests."""
+
 
 class Executor:
     """The actuators of one agent, as the loop uses them."""
@@ -79,8 +90,8 @@ class Executor:
         self._decision_log = decision_log
         self._metrics = metrics
         self._own_limits = own_limits
-        self._submitted: dict[str, Victim] = {}
-        """Victims without an outcome, by UID."""
+        self._submitted: dict[tuple[str, str], Victim] = {}
+        """Victims without an outcome, by plan and UID: an eviction overtakes the EvictionRequest of the same pod."""
 
     @property
     def _config(self) -> Config:
@@ -177,7 +188,7 @@ class Executor:
             elif victim.method is Method.KILL:
                 self._kill(plan, self._with_current_text(victim, plan, sample))
             else:
-                self._submitted[victim.pod.uid] = victim
+                self._submitted[plan.id, victim.pod.uid] = victim
                 self._components().session.evict(plan.id, self._with_current_text(victim, plan, sample))
         requests = self._store.policy_state.eviction_requests
         self._components().session.follow_eviction_requests(eviction_request.orders(requests))
@@ -249,8 +260,11 @@ class Executor:
 
     def _kill_or_release(self, outcome: Outcome) -> None:
         """Kill an accepted victim if that is configured; release the brake of one that is not evicted. After a timeout
-        the pod may be terminating, so the deadline of the brake decides."""
-        victim = self._submitted.pop(outcome.pod_uid, None)
+        the pod may be terminating, so the deadline of the brake decides. The soft tier brakes no pod: a brake belongs
+        to the hard eviction that has overtaken an EvictionRequest, never to that."""
+        victim = self._submitted.pop((outcome.plan_id, outcome.pod_uid), None)
+        if outcome.kind in _OF_REQUESTS:
+            return
         if outcome.kind is OutcomeKind.ACCEPTED:
             kill = self._config.escalation.hard_kill is HardKill.CGROUP
             if kill and victim is not None and victim.tier is Tier.HARD and victim.cgroup:

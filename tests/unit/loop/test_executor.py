@@ -28,6 +28,8 @@ from nodeagent.model import (
     HookResult,
     MemoryModel,
     Method,
+    Outcome,
+    OutcomeKind,
     Owner,
     Plan,
     Pod,
@@ -207,6 +209,30 @@ def test_page_cache_is_reclaimed_of_the_ordered_pods_and_in_a_dry_run_of_none(sc
     assert ended.result is (ReclaimResult.STOPPED if acts else ReclaimResult.DRY_RUN)
     assert written.read_text() == (f"{4 * MIB} swappiness=0" if acts else "")
     assert ("reclaimed 4Mi of page cache: default/web 4Mi" in ended.message) is acts
+
+
+class Answering(NoCluster):
+    """A cluster that returns the outcomes that it is given."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        super().__init__("")
+        self._outcomes = outcomes
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return self._outcomes
+
+
+@pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
+@pytest.mark.parametrize("kind", [OutcomeKind.REQUESTED, OutcomeKind.REQUEST_FAILED, OutcomeKind.REQUEST_WITHDRAWN])
+def test_an_overtaken_request_does_not_release_the_brake_of_the_hard_eviction(scene: Scene, kind: OutcomeKind) -> None:
+    plan = scene.plan()._replace(made_at=1e9)  # its brake has not reached its deadline
+    scene.executor.brake(plan)
+    braked = scene.high.read_text()
+    assert braked != "max\n"
+    late = Outcome("plan-0", plan.victims[0].pod.uid, kind, "of the soft tier's request", 1.0)
+    scene.components = scene.components._replace(session=Answering(late))
+    scene.executor.apply_outcomes()
+    assert scene.high.read_text() == braked
 
 
 class OnePod(NoCluster):
