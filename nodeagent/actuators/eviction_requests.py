@@ -11,7 +11,9 @@ Promises:
    claimed only if it is certain.
 3. Only requests of this agent are changed: the name contains the pod's UID, and each change contains the requester,
    which the API server lets nobody change.
-4. What is open or to be withdrawn comes from the policy's state with each decision (`follow`), so that a restart goes
+4. A withdrawal is confirmed only by an answer that shows it, or by one that shows that no request of this agent exists
+   or can still come in. Until then it is repeated, with the reason; no other request waits for that.
+5. What is open or to be withdrawn comes from the policy's state with each decision (`follow`), so that a restart goes
    on where the last process stopped.
 
 Theory of operation. The EvictionRequest's controller makes an Eviction (of the same API group) for the pod, whose
@@ -46,6 +48,9 @@ DISCOVERY_S: Final = 600.0
 """How often the API server is asked whether it serves the resource: that changes with its version and flags alone."""
 MAX_WAIT_S: Final = 60.0
 """Longest wait after failures."""
+LATE_S: Final = 60.0
+"""How long a creation without a complete answer may still be carried out: the API server ends requests after this
+(`--request-timeout`)."""
 MAX_CONFIRMED: Final = 64
 """Requests of which the outcome "requested" is not given again; a few are open at a time."""
 _EVICTION: Final = "Eviction"
@@ -112,9 +117,12 @@ class _Creation(NamedTuple):
 class _Followed:
     """One order, and when its object is read or withdrawn next."""
 
-    def __init__(self, order: EvictionRequestOrder, next_at: float) -> None:
+    def __init__(self, order: EvictionRequestOrder, *, since: float, next_at: float, backoff: RetryBackoff) -> None:
         self.order = order
+        self.since = since
         self.next_at = next_at
+        self.backoff = backoff
+        self.trouble = ""
         self.ended = False
         """Its last outcome was given: the policy drops it, or orders something else."""
 
@@ -130,7 +138,7 @@ class EvictionRequests:
         timeout_s: float | None = None,
         clock: Callable[[], float] = clock.boottime,
         poll_s: float = POLL_S,
-        backoff: RetryBackoff | None = None,
+        make_backoff: Callable[[], RetryBackoff] = lambda: RetryBackoff(last_s=MAX_WAIT_S),
     ) -> None:
         """`wake` is called after each outcome, and when the resource is served or no longer served."""
         self._transport = transport
@@ -138,7 +146,9 @@ class EvictionRequests:
         self._timeout_s = transport.request_timeout_s if timeout_s is None else timeout_s
         self._clock = clock
         self._poll_s = poll_s
-        self._backoff = backoff or RetryBackoff(last_s=MAX_WAIT_S)
+        self._make_backoff = make_backoff
+        self._backoff = make_backoff()
+        """Of the discovery."""
         self._condition = threading.Condition()
         self._stopping = False
         self._creations: queue.SimpleQueue[_Creation] = queue.SimpleQueue()
@@ -147,12 +157,16 @@ class EvictionRequests:
         self._confirmed: list[tuple[str, str]] = []
         """The last requests that are known to exist, by plan and UID."""
         self._discover_at = clock()
-        self._paused_until = clock()
         self.served = False
         """The API server serves the resource, by its last answer."""
-        self.reason = ""
-        """Why EvictionRequests are not used, or what fails; empty if nothing does."""
+        self._discovery_trouble = ""
         self._thread = workers.make_thread(self._run, name="eviction-requests")
+
+    @property
+    def reason(self) -> str:
+        """Why EvictionRequests are not used, or what fails; empty if nothing does."""
+        troubles = (self._discovery_trouble, *[each.trouble for each in self._followed.values()])
+        return "; ".join(dict.fromkeys(trouble for trouble in troubles if trouble))
 
     def start(self) -> None:
         workers.start(self._thread)
@@ -172,7 +186,8 @@ class EvictionRequests:
                 key = order.plan_id, order.pod_uid
                 known = before.get(key)
                 if known is None or known.order.withdraw is not order.withdraw:
-                    known = _Followed(order, now if order.withdraw else now + self._poll_s)
+                    next_at = now if order.withdraw else now + self._poll_s
+                    known = _Followed(order, since=now, next_at=next_at, backoff=self._make_backoff())
                 self._followed[key] = known
             if self._followed != before:
                 self._condition.notify_all()
@@ -207,30 +222,38 @@ class EvictionRequests:
     def _next_step(self) -> None:
         """Discover, read or withdraw what is due, or wait."""
         with self._condition:
+            if self._stopping or not self._creations.empty():
+                return  # a request is made before it is withdrawn
             now = self._clock()
             due = [each for each in self._followed.values() if not each.ended]
             followed = min(due, key=lambda each: each.next_at, default=None)
-            next_at = min(self._discover_at, followed.next_at if followed is not None else self._discover_at)
-            wait_s = max(next_at, self._paused_until) - now
+            if followed is not None and self._discover_at <= followed.next_at:
+                followed = None
+            wait_s = (self._discover_at if followed is None else followed.next_at) - now
             if wait_s > 0:
-                if self._creations.empty() and not self._stopping:
-                    self._condition.wait(wait_s)
+                self._condition.wait(wait_s)
                 return
-        try:
-            if followed is None or self._discover_at <= now:
-                self._discover(now)
-            elif followed.order.withdraw:
-                self._withdraw(followed)
-            else:
-                self._read(followed)
-        except (ApiError, objects.UnreadableError) as error:
-            self.reason = str(error)
-            retry_after_s = error.retry_after_s if isinstance(error, ApiError) else None
-            self._paused_until = self._clock() + self._backoff.failed(retry_after_s)
+        # What fails is due again after what is due now: no failure keeps another request from being withdrawn.
+        if followed is None:
+            self._discovery_trouble, again_s = self._attempt(lambda: self._discover(now), self._backoff)
+            if again_s:
+                self._discover_at = self._clock() + again_s
         else:
-            self._backoff.succeeded()
+            step = self._withdraw if followed.order.withdraw else self._read
+            followed.trouble, again_s = self._attempt(lambda: step(followed), followed.backoff)
+            if again_s:
+                followed.next_at = self._clock() + again_s
 
-    def _discover(self, now: float) -> None:
+    def _attempt(self, step: Callable[[], str], backoff: RetryBackoff) -> tuple[str, float]:
+        """What is wrong, as `step` returns it or fails with, and after how long it is repeated; 0: as it has set."""
+        try:
+            trouble = step()
+        except (ApiError, objects.UnreadableError) as error:
+            return str(error), backoff.failed(error.retry_after_s if isinstance(error, ApiError) else None)
+        backoff.succeeded()
+        return trouble, 0.0
+
+    def _discover(self, now: float) -> str:
         before = self.served
         try:
             found = _resources.decode(self._transport.request("GET", ROOT).body).resources or ()
@@ -240,9 +263,9 @@ class EvictionRequests:
                 raise
             self.served = False
         self._discover_at = now + DISCOVERY_S
-        self.reason = "" if self.served else f"the API server serves no {RESOURCE} in {ROOT}: the Eviction API is used"
         if before is not self.served:
             self._wake()
+        return "" if self.served else f"the API server serves no {RESOURCE} in {ROOT}: the Eviction API is used"
 
     def _create(self, creation: _Creation) -> None:
         plan_id, victim, _ = creation
@@ -267,16 +290,22 @@ class EvictionRequests:
             raise ApiError(OutcomeKind.UNREACHABLE, "the pod's namespace, name or UID is unknown")
         path = _collection(pod.namespace)
         try:
-            self._transport.request(
+            made = self._transport.request(
                 "POST", path, body=body_of(creation.plan_id, creation.victim), timeout_s=self._left_s(creation)
             )
+            _check_intent(_decoded(made.body), pod.uid, _EVICTION)
             return ""
         except ApiError as error:
             if error.status != 409 or error.uncertain:
                 raise
             conflict = error
         named = f"{path}/{name_of(pod.uid)}"
-        found = _decoded(self._transport.request("GET", named, timeout_s=self._left_s(creation)).body)
+        try:
+            found = _decoded(self._transport.request("GET", named, timeout_s=self._left_s(creation)).body)
+        except ApiError as error:
+            # There is one, which may be an open one of this agent.
+            error.uncertain = error.status != 404
+            raise
         if not _is_own(found, pod.uid):
             raise conflict
         if found.spec.intent != _EVICTION:
@@ -287,7 +316,7 @@ class EvictionRequests:
     def _left_s(self, creation: _Creation) -> float:
         return creation.deadline - self._clock()
 
-    def _read(self, followed: _Followed) -> None:
+    def _read(self, followed: _Followed) -> str:
         """Read an open request. The outcome is given if it exists, and again if it has failed."""
         order = followed.order
         try:
@@ -296,7 +325,7 @@ class EvictionRequests:
             if error.status != 404:
                 raise
             self._end(followed, OutcomeKind.REQUEST_FAILED, "the EvictionRequest does not exist any more")
-            return
+            return ""
         followed.next_at = self._clock() + self._poll_s
         if not _is_own(found, order.pod_uid):
             self._end(followed, OutcomeKind.REQUEST_FAILED, "another EvictionRequest has its name")
@@ -307,17 +336,32 @@ class EvictionRequests:
         elif (order.plan_id, order.pod_uid) not in self._confirmed:
             # After an answer that was lost, or a restart.
             self._put(order.plan_id, order.pod_uid, OutcomeKind.REQUESTED, "it exists")
+        return ""
 
-    def _withdraw(self, followed: _Followed) -> None:
+    def _withdraw(self, followed: _Followed) -> str:
         order, message = followed.order, ""
         try:
-            self._transport.request("PATCH", _path(order), body=_intent(_WITHDRAWN), content_type=MERGE)
+            patched = self._transport.request("PATCH", _path(order), body=_intent(_WITHDRAWN), content_type=MERGE)
+            _check_intent(_decoded(patched.body), order.pod_uid, _WITHDRAWN)
         except ApiError as error:
-            if error.status not in (404, 422):
-                raise
+            if error.status == 404 and error.from_api:
+                if self._can_be_late(followed):
+                    followed.next_at = self._clock() + self._poll_s
+                    return "an EvictionRequest is to be withdrawn that may still be made"
+            elif error.status != 422 or self._is_open(order):
+                raise  # also the 404 of a group that is not served at present: the object may be stored
             message = error.message  # gone, or not this agent's: nothing is left to withdraw
-        self.reason = ""
         self._end(followed, OutcomeKind.REQUEST_WITHDRAWN, message)
+        return ""
+
+    def _can_be_late(self, followed: _Followed) -> bool:
+        """Whether an object that does not exist may still come in: its creation had no complete answer."""
+        confirmed = (followed.order.plan_id, followed.order.pod_uid) in self._confirmed
+        return not confirmed and self._clock() - followed.since < LATE_S
+
+    def _is_open(self, order: EvictionRequestOrder) -> bool:
+        found = _decoded(self._transport.request("GET", _path(order)).body)
+        return _is_own(found, order.pod_uid) and found.spec.intent != _WITHDRAWN
 
     def _end(self, followed: _Followed, kind: OutcomeKind, message: str) -> None:
         followed.ended = True
@@ -380,11 +424,19 @@ def _is_own(found: _EvictionRequest, pod_uid: str) -> bool:
     return pod is not None and pod.uid == pod_uid and REQUESTER in (found.spec.requester, found.spec.requester_name)
 
 
+def _check_intent(found: _EvictionRequest, pod_uid: str, intent: str) -> None:
+    """Raises UnreadableError: the answer does not show this agent's request with this intent."""
+    if not _is_own(found, pod_uid) or found.spec.intent != intent:
+        raise objects.UnreadableError(f"the answer shows no EvictionRequest of this agent with the intent {intent}")
+
+
 def _is_certain(error: ApiError) -> bool:
     """Whether nothing was made. A 404 without a Status is the API server's for a group that it does not serve."""
+    if error.uncertain:
+        return False
     if error.status is None:
         return error.kind is OutcomeKind.UNREACHABLE
-    return 400 <= error.status < 500 and not error.uncertain and (error.from_api or error.status == 404)
+    return 400 <= error.status < 500 and (error.from_api or error.status == 404)
 
 
 def _failed(found: _EvictionRequest) -> _Condition | None:

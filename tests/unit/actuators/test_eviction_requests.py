@@ -30,7 +30,7 @@ class Requesting:
         self._arrived = threading.Condition()
         settings: dict[str, Any] = {
             "poll_s": 0.05,
-            "backoff": RetryBackoff(first_s=0.02, last_s=0.05),
+            "make_backoff": lambda: RetryBackoff(first_s=0.02, last_s=0.05),
             "timeout_s": 5.0,
         }
         transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
@@ -229,6 +229,20 @@ def test_a_time_out_that_made_nothing_ends_the_request(requesting: Requesting, c
     )
 
 
+def test_an_answer_without_the_object_proves_nothing(requesting: Requesting, chosen: Victim) -> None:
+    requesting.api.instead = answering(Answer(201, ODD), "POST")
+    assert requesting.make(chosen).kind is OutcomeKind.REQUEST_UNCERTAIN
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_an_object_of_its_name_that_cannot_be_read_may_be_an_open_request(
+    requesting: Requesting, chosen: Victim, status: int
+) -> None:
+    requesting.make(chosen)
+    requesting.api.instead = failing(status, "GET")
+    assert requesting.make(chosen, "plan-2").kind is OutcomeKind.REQUEST_UNCERTAIN
+
+
 def test_a_request_that_waited_too_long_is_never_sent(api: ApiServer, tmp_path: Path) -> None:
     suspended_s = [0.0]
     requesting = Requesting(api, tmp_path, clock=lambda: boottime() + suspended_s[0])
@@ -394,8 +408,73 @@ def test_a_withdrawal_is_repeated_until_it_is_confirmed(requesting: Requesting, 
 
 
 def test_a_withdrawal_of_a_request_that_is_gone_is_done(requesting: Requesting, chosen: Victim) -> None:
+    requesting.make(chosen)
+    double.delete(requesting.api, chosen.pod.uid)
     requesting.follow(chosen, withdraw=True)
     assert requesting.outcome().kind is OutcomeKind.REQUEST_WITHDRAWN
+
+
+def answering(answer: Answer, method: str, path: str = f"{double.ROOT}/namespaces") -> Callable[..., Answer | None]:
+    return lambda r: answer if r.method == method and r.path.startswith(path) else None
+
+
+ODD = {"kind": "Something", "apiVersion": "v1"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(200, ODD), Answer(200, {**ODD, "spec": {"intent": "Withdrawn"}}), double.not_served(), Answer(422, ODD)],
+    ids=["no object of the type", "of another requester", "group not served", "422, though it is this agent's"],
+)
+def test_no_odd_answer_confirms_a_withdrawal(requesting: Requesting, chosen: Victim, answer: Answer) -> None:
+    requesting.make(chosen)
+    requesting.api.instead = answering(answer, "PATCH")
+    requesting.follow(chosen, withdraw=True)
+    requesting.wait_for(lambda: len(sent(requesting.api, "PATCH")) > 2)
+    assert requesting.worker.take() == ()
+    requesting.wait_for(lambda: requesting.worker.reason)
+    requesting.api.instead = None
+    assert requesting.outcome().kind is OutcomeKind.REQUEST_WITHDRAWN
+    requesting.wait_for(lambda: not requesting.worker.reason)
+
+
+def test_a_request_that_is_made_after_its_answer_was_lost_is_withdrawn(requesting: Requesting, chosen: Victim) -> None:
+    requesting.make(chosen)
+    made = double.of_pod(requesting.api, chosen.pod.uid)
+    assert made is not None
+    double.delete(requesting.api, chosen.pod.uid)
+    requesting.follow(chosen, withdraw=True, plan_id="plan-2")  # of a process that was killed before the answer
+    requesting.wait_for(lambda: len(sent(requesting.api, "PATCH")) > 2)
+    assert requesting.worker.take() == ()
+    requesting.api.store.put("evictionrequests", made, "ADDED")
+    assert requesting.outcome().kind is OutcomeKind.REQUEST_WITHDRAWN
+    found = double.of_pod(requesting.api, chosen.pod.uid)
+    assert found is not None
+    assert found["spec"]["intent"] == "Withdrawn"
+
+
+def test_a_request_that_never_was_made_is_awaited_for_a_minute(api: ApiServer, tmp_path: Path) -> None:
+    later_s = [0.0]
+    requesting = Requesting(api, tmp_path, clock=lambda: boottime() + later_s[0])
+    requesting.follow(victim(api, "p0"), withdraw=True)
+    requesting.wait_for(lambda: "may still be made" in requesting.worker.reason)
+    later_s[0] = 60.0
+    assert requesting.outcome().kind is OutcomeKind.REQUEST_WITHDRAWN
+    requesting.worker.stop()
+
+
+def test_neither_discovery_nor_another_request_that_fails_delays_a_withdrawal(api: ApiServer, tmp_path: Path) -> None:
+    requesting = Requesting(api, tmp_path, make_backoff=lambda: RetryBackoff(first_s=600.0, last_s=600.0))
+    requesting.wait_for(lambda: requesting.worker.served)
+    first, second = victim(api, "p0"), victim(api, "p1")
+    requesting.make(first)
+    requesting.make(second)
+    requesting.worker.stop()
+    other = Requesting(api, tmp_path, make_backoff=lambda: RetryBackoff(first_s=600.0, last_s=600.0))
+    api.instead = lambda r: Answer(500, ODD) if r.path == double.ROOT or first.pod.uid in r.path else None
+    other.worker.follow([EvictionRequestOrder("plan-1", each.pod.uid, "default", True) for each in (first, second)])
+    assert other.outcome().pod_uid == second.pod.uid
+    other.worker.stop()
 
 
 def test_an_order_that_becomes_a_withdrawal_is_carried_out_at_once(api: ApiServer, tmp_path: Path) -> None:
