@@ -233,7 +233,8 @@ class ClusterSession:
         self._owners: OwnerReader | None = None
         self._node_fit: NodeFitReader | None = None
         self._eviction_requests: EvictionRequests | None = None
-        """None unless they are configured. A dry run discovers, and writes nothing."""
+        """None unless they are configured, or those of an earlier configuration are not withdrawn yet. A dry run
+        discovers, and writes nothing."""
         self._mirrors: tuple[tuple[Pod, ...], str, tuple[Pod, ...]] = ((), "", ())
         """Pods and Node UID of the last call of `_own_mirrors`, and its result."""
         self._pdbs_wanted_for: tuple[Pod, ...] = ()
@@ -335,12 +336,18 @@ class ClusterSession:
 
     def eviction_requests_served(self) -> bool:
         """True if the soft tier may use EvictionRequests: configured, and served by the API server."""
-        return self._eviction_requests is not None and self._eviction_requests.served
+        wanted = self._config.eviction_request.enabled
+        return wanted and self._eviction_requests is not None and self._eviction_requests.served
 
     def follow_eviction_requests(self, orders: Sequence[EvictionRequestOrder]) -> None:
         """Read, or withdraw, the EvictionRequests that are not over; `outcomes` returns what came of it. Nothing in a
-        dry run."""
-        if self._eviction_requests is not None and self._writers is not None:
+        dry run. Without `evictionRequest.enabled` too: an earlier process may have left some."""
+        if self._confirmed is None or self._writers is None:
+            return
+        if self._eviction_requests is None and orders:
+            self._eviction_requests = EvictionRequests(self._transport, wake=self._wake, clock=self._clock)
+            self._eviction_requests.start()
+        if self._eviction_requests is not None:
             self._eviction_requests.follow(orders)
 
     def announce_kill(self, plan_id: str, victim: Victim) -> None:

@@ -30,6 +30,7 @@ from nodeagent.model import (
     ConditionType,
     ConditionVerdict,
     DisruptionBudget,
+    EvictionRequestOrder,
     Method,
     NodeFitLookup,
     NoteKind,
@@ -49,6 +50,7 @@ from nodeagent.model import (
 )
 from nodeagent.runtime import clock, workers
 from tests.fake_kube import ApiServer, Request, pod
+from tests.fake_kube import eviction_requests as double
 
 MEMORY = ConditionType.MEMORY_PRESSURE
 TAINT = {"key": "nodeagent.io/memory-pressure", "effect": "NoSchedule"}
@@ -756,3 +758,22 @@ def test_an_unusable_token_file_ends_no_thread_and_is_a_note_until_it_is_fixed(
     eventually(lambda: api.condition("NodeAgentMemoryPressure"), within_s=60)
     assert {each.name for each in workers.stuck_workers()} <= before, "no thread has died"
     agent.stop(clear=False)
+
+
+@pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.DRY_RUN])
+def test_a_request_is_withdrawn_after_the_feature_is_switched_off_but_not_in_a_dry_run(
+    api: ApiServer, session: Callable[..., ClusterSession], mode: Mode
+) -> None:
+    api.eviction_requests = "requester"
+    uid = "0a1b2c3d-0000-4000-8000-000000000001"
+    spec = {"target": {"pod": {"name": "hog", "uid": uid}}, "requester": "nodeagent.io/nodeagent", "intent": "Eviction"}
+    metadata = {"name": f"nodeagent-{uid}", "namespace": "default", "generation": 1}
+    api.store.put("evictionrequests", {"metadata": metadata, "spec": spec, "status": {}}, "ADDED")
+    agent = session(Config(mode=mode))
+    agent.follow_eviction_requests([EvictionRequestOrder("plan-1", uid, "default", withdraw=True)])
+    if mode is Mode.ENFORCE:
+        assert outcome(agent).kind is OutcomeKind.REQUEST_WITHDRAWN
+    stored = double.of_pod(api, uid)
+    assert stored is not None
+    assert (stored["spec"]["intent"] == "Withdrawn") is (mode is Mode.ENFORCE)
+    assert not agent.eviction_requests_served()
