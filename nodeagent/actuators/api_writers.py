@@ -9,6 +9,7 @@ from nodeagent.actuators.conditions import NodeConditions, OwnedCondition
 from nodeagent.actuators.event_writer import EventWriter
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
+from nodeagent.actuators.pod_resizes import PodResizer
 from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import Config
 from nodeagent.kube.api_errors import ApiError
@@ -33,6 +34,7 @@ class ApiWriters(NamedTuple):
     evictions: EvictionSender
     events: EventWriter
     slots: EvictionSlots | None
+    resizes: PodResizer
 
     def stop(self, *, clear: bool, mark: bool) -> str:
         """Stop the workers; see `Session.stop`. Returns what could not be cleared or marked on the Node."""
@@ -53,6 +55,7 @@ class ApiWriters(NamedTuple):
             except ApiError as error:
                 failed.append(f"{what} not {'marked' if mark else 'cleared'}: {error.message}")
         self.evictions.stop()
+        self.resizes.stop()
         self.events.stop()
         self.node.stop()
         return "; ".join(failed)
@@ -101,4 +104,5 @@ def start_writers(
     evictions = EvictionSender(
         transport, node_name=confirmed.name, wake=wake, timeout_s=config.cluster.request_timeout_s, clock=clock
     )
-    return ApiWriters(node, conditions, taints, evictions, events, slots)
+    resizes = PodResizer(transport, wake=wake, timeout_s=config.cluster.request_timeout_s, clock=clock)
+    return ApiWriters(node, conditions, taints, evictions, events, slots, resizes)

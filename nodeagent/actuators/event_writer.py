@@ -104,6 +104,26 @@ class EventReason(enum.StrEnum):
         "shortage of the node.",
     )
     KILLED = ("Killed", "Pod", True, "Last resort: its processes were ended while the API was out of reach.")
+    MEMORY_LIMIT_RAISED = (
+        "MemoryLimitRaised",
+        "Pod",
+        False,
+        "`ownLimit.resize`: a container was about to reach its memory limit, which was raised in place. The kubelet "
+        "reports the new one.",
+    )
+    MEMORY_LIMIT_RESTORED = (
+        "MemoryLimitRestored",
+        "Pod",
+        False,
+        "`ownLimit.resize`: a container has its memory limit from before the raise again.",
+    )
+    MEMORY_LIMIT_UNCHANGED = (
+        "MemoryLimitUnchanged",
+        "Pod",
+        True,
+        "`ownLimit.resize`: a resize was refused by the API server, or not carried out by the kubelet. The note has "
+        "the reason.",
+    )
     EVICTION_THRESHOLD_MET = (
         "EvictionThresholdMet",
         "Node",

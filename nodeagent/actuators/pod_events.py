@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.actuators import event_writer
 from nodeagent.actuators.event_writer import EventReason, KubernetesEvent
-from nodeagent.model import Owner, Plan, RankedPod, Victim
+from nodeagent.model import Owner, Plan, RankedPod, ResizeOutcome, ResizeResult, Victim
 from nodeagent.policy import owner_messages
 
 OWNERS: Final = frozenset(
@@ -25,6 +25,17 @@ OWNERS: Final = frozenset(
     }
 )
 """API version and kind of the owners that get Events."""
+
+
+_RESIZES: Final = {
+    ResizeResult.RESIZED: EventReason.MEMORY_LIMIT_RAISED,
+    ResizeResult.RESTORED: EventReason.MEMORY_LIMIT_RESTORED,
+    ResizeResult.REFUSED: EventReason.MEMORY_LIMIT_UNCHANGED,
+    ResizeResult.DEFERRED: EventReason.MEMORY_LIMIT_UNCHANGED,
+    ResizeResult.INFEASIBLE: EventReason.MEMORY_LIMIT_UNCHANGED,
+    ResizeResult.FAILED: EventReason.MEMORY_LIMIT_UNCHANGED,
+    ResizeResult.NO_RESULT: EventReason.MEMORY_LIMIT_UNCHANGED,
+}
 
 
 def known_owner(owner: Owner | None) -> Owner | None:
@@ -68,6 +79,23 @@ def killed(plan_id: str, ranked: RankedVictim, *, node: str, at_wall: float) -> 
     """The Events of a kill through the cgroup."""
     for event in (_about_pod(plan_id, ranked.victim, EventReason.KILLED), *_about_owner(plan_id, ranked, node=node)):
         yield event._replace(action="Killing", at_wall=at_wall)
+
+
+def resized(outcome: ResizeOutcome) -> KubernetesEvent | None:
+    """The Event about what came of a raise or of its end; None for a result that decides nothing yet."""
+    reason = _RESIZES.get(outcome.result)
+    if reason is None:
+        return None
+    return KubernetesEvent(
+        "Pod",
+        outcome.namespace,
+        outcome.name,
+        outcome.pod_uid,
+        reason,
+        f"Container {outcome.container}: {outcome.result}: {outcome.message}",
+        action="Resizing",
+        annotations={event_writer.PLAN_ANNOTATION: outcome.plan_id},
+    )
 
 
 def _about_pod(plan_id: str, victim: Victim, reason: EventReason) -> KubernetesEvent:

@@ -54,6 +54,8 @@ from nodeagent.model import (
     RankedPod,
     Refusal,
     RefusalCode,
+    ResizeOrder,
+    ResizeOutcome,
     Tier,
     Victim,
 )
@@ -115,6 +117,9 @@ class Session(Protocol):
     def eviction_requests_served(self) -> bool: ...
     def follow_eviction_requests(self, orders: Sequence[EvictionRequestOrder]) -> None: ...
     def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
+    def resize(self, plan_id: str, order: ResizeOrder) -> None: ...
+    def resize_outcomes(self) -> tuple[ResizeOutcome, ...]: ...
+    def announce_resize(self, outcome: ResizeOutcome) -> None: ...
     def emit_node_event(self, reason: EventReason, note: str, *, action: str, plan_id: str = "") -> None: ...
     def announce_oom_kills(self, report: OomReport, pods: Mapping[str, PodView]) -> None: ...
     def outcomes(self) -> tuple[Outcome, ...]: ...
@@ -158,6 +163,14 @@ class NoCluster:
     def follow_eviction_requests(self, orders: Sequence[EvictionRequestOrder]) -> None: ...
 
     def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
+
+    def resize(self, plan_id: str, order: ResizeOrder) -> None:
+        raise RuntimeError(f"plan {plan_id} resizes {order.key}, but there is no API server")
+
+    def resize_outcomes(self) -> tuple[ResizeOutcome, ...]:
+        return ()
+
+    def announce_resize(self, outcome: ResizeOutcome) -> None: ...
 
     def emit_node_event(self, reason: EventReason, note: str, *, action: str, plan_id: str = "") -> None: ...
 
@@ -240,7 +253,7 @@ class ClusterSession:
         self._pdbs_wanted_for: tuple[Pod, ...] = ()
         self._writers: ApiWriters | None = None
         self._node: NodeWatch | None = None
-        """The own Node: with writers theirs; in a dry run for profiles and maintenance."""
+        """The own Node: with writers theirs; in a dry run for profiles, maintenance and resizes."""
         self._statuses: dict[ConditionType, ConditionStatus] = {}
         """Of the last `publish`."""
         self._taint_wanted_since: dict[ConditionType, float] = {}
@@ -268,7 +281,9 @@ class ClusterSession:
         pods = self._owners.with_replicas(pods) if self._owners else pods
         pods = self._node_fit.with_node_fit(pods) if self._node_fit else pods
         pods = self._pdbs.with_pdbs(pods) if self._pdbs else pods
-        return view._replace(pods=pods, unreachable_since=unreachable_since)
+        node = self._node.view() if self._node is not None else None
+        allocatable = node.allocatable_memory if node is not None else None
+        return view._replace(pods=pods, unreachable_since=unreachable_since, allocatable_memory=allocatable)
 
     def _own_mirrors(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods, with mirror pods of another Node object as ordinary ones. The Node's UID is known only once the
@@ -349,6 +364,21 @@ class ClusterSession:
             self._eviction_requests.start()
         if self._eviction_requests is not None:
             self._eviction_requests.follow(orders)
+
+    def resize(self, plan_id: str, order: ResizeOrder) -> None:
+        """Hand over a resize; `resize_outcomes` returns the answer."""
+        if self._writers is None:
+            raise RuntimeError("a plan has resizes before the node's identity is confirmed")
+        self._writers.resizes.submit(plan_id, order)
+
+    def resize_outcomes(self) -> tuple[ResizeOutcome, ...]:
+        """The answers since the last call."""
+        return self._writers.resizes.take() if self._writers is not None else ()
+
+    def announce_resize(self, outcome: ResizeOutcome) -> None:
+        """Emit the Event about what came of a resize, on its pod; not in a dry run."""
+        if self._writers is not None and (event := pod_events.resized(outcome)) is not None:
+            self._writers.events.emit(event)
 
     def announce_kill(self, plan_id: str, victim: Victim) -> None:
         """Store the Events of a kill until the API server is reachable again. The last 20 are stored; the flight
@@ -613,7 +643,9 @@ class ClusterSession:
                 transport, config, confirmed, node=node, owned=self._owned, wake=self._wake, clock=self._clock
             )
             self._node = node
-        elif self._node is None and (config.profiles or config.protection.node_maintenance):
+        elif self._node is None and (
+            config.profiles or config.protection.node_maintenance or config.own_limit.resize.enabled
+        ):
             node.start()
             self._node = node
         if config.protection.disruption_budgets:

@@ -212,6 +212,7 @@ def _settled(state: PolicyState) -> bool:
         and not state.in_flight.entries
         and not state.in_flight.departing
         and not state.hooks.runs
+        and not state.resizes.entries
         and not state.reclaims.tried
         and all(run.measured for run in state.reclaims.runs.values())
         and all(

@@ -199,7 +199,8 @@ def _recent(source: Source, since: Since | None) -> Sequence[RecordedDecision]:
 
 
 def _wall(recorded: RecordedDecision) -> float | None:
-    for each in (recorded.decision, *recorded.outcomes, *recorded.reliefs, *recorded.reclaims, *recorded.hooks):
+    later = (*recorded.outcomes, *recorded.reliefs, *recorded.reclaims, *recorded.hooks, *recorded.resizes)
+    for each in (recorded.decision, *later):
         if (wall := record_fields.number(each.get("wallTime"))) is not None:
             return wall
     return None

@@ -6,6 +6,26 @@ from nodeagent.config import bounds
 from nodeagent.config.bounds import Range
 
 
+class ResizeConfig(NamedTuple):
+    enabled: bool = False
+    """Raise the memory limit of a container that is about to reach it, in place, instead of evicting its pod. Pods opt
+    in apart from evictions. Needs Kubernetes 1.33 or later, a ServiceAccount and the rights of examples/resize.yaml.
+    The rate limit is `rateLimits.resize`."""
+    namespaces: Annotated[tuple[str, ...], bounds.NAMESPACES] = ()
+    """Namespaces whose pods opt in, except those with the annotation `nodeagent.io/own-limit: never`. `"*"`: every
+    namespace. In `protection.trustedNamespaces` a pod opts in by the annotation `nodeagent.io/own-limit: resize`."""
+    step: Annotated[float, Range(0.05, 1)] = 0.25
+    """A raise adds this share of the limit. The node must have it: above its memory thresholds, and of its allocatable
+    memory beyond the requests of all pods and earlier raises."""
+    ceiling: Annotated[float, Range(1.05, 16)] = 2.0
+    """Highest limit, as a multiple of the one before the first raise."""
+    node_share: Annotated[float, Range(0.01, 1)] = 0.25
+    """Highest limit, as a share of the node's allocatable memory, whatever the first one was."""
+    undo_after_s: Annotated[float, Range(60, bounds.MAX_DURATION_S)] = 1800.0
+    """The limit from before the first raise is restored after the container has used less than `trendAbove` of it for
+    so long, page cache not above it. Needs Kubernetes 1.34 or later; before that the limit stays."""
+
+
 class OwnLimitConfig(NamedTuple):
     enabled: bool = False
     """Evict pods that opted in and are about to reach their own memory limit, with preStop and their whole grace
@@ -25,3 +45,5 @@ class OwnLimitConfig(NamedTuple):
     """From 90% of the limit on: a pod that the kernel reclaims from for its limit and whose tasks stall on memory
     (PSI `some`, average over 10 s) for at least this percentage of the time is evicted without a trend. Needs
     cgroup v2."""
+    resize: ResizeConfig = ResizeConfig()
+    """Raises of the limit in place of evictions (docs/own-limit.md)."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 from nodeagent.config import decode, defaults, duration, field_docs, keys, show
 from nodeagent.config.bounds import AmountRule, MapKey, Mark, Range
 from nodeagent.config.keys import ConfigKey
+from nodeagent.config.own_limit import ResizeConfig
 from nodeagent.config.schema import (
     API_VERSION,
     CONFIG_KIND,
@@ -102,6 +103,7 @@ def _sections() -> Iterator[str]:
         ("protection.namespaceRules.*", NamespaceRule, "The keys of each namespace."),
         ("reclaim.actions", ReclaimAction, "The keys of each action."),
         ("hooks.beforeEviction", BeforeEvictionHook, "Off without `command` and `url` (docs/escalation.md)."),
+        ("ownLimit.resize", ResizeConfig, "Raises of memory limits in place: see [own limits](own-limit.md)."),
         ("metrics.perPod", PerPodConfig, "Series of single pods: see [metrics](metrics.md)."),
         ("recorder.snapshots", SnapshotsConfig, "Snapshot files that the agent writes by itself."),
         ("profiles", Profile, _profile_keys()),

@@ -112,8 +112,13 @@ def _order_of_numbers(config: Config) -> _Findings:
 
 def _own_limit(config: Config) -> _Findings:
     own = config.own_limit
-    if own.enabled and not own.namespaces and not config.protection.trusted_namespaces:
+    resize, trusted = own.resize, config.protection.trusted_namespaces
+    if own.enabled and not (own.namespaces or trusted or (resize.enabled and resize.namespaces)):
         yield "ownLimit.enabled", "no pod can opt in", "add `namespaces`, or protection.trustedNamespaces"
+    if resize.enabled and not own.enabled:
+        yield "ownLimit.resize.enabled", "has no effect while ownLimit is off", "set ownLimit.enabled"
+    elif resize.enabled and not (resize.namespaces or trusted):
+        yield "ownLimit.resize.enabled", "no pod can opt in", "add `namespaces`, or protection.trustedNamespaces"
     if own.share < own.trend_above:
         message = f"{own.share:g} is below trendAbove ({own.trend_above:g}), so that no trend counts"
         yield "ownLimit.share", message, "raise it"

@@ -241,6 +241,8 @@ class RateLimits(NamedTuple):
     """Runs of `hooks.beforeEviction`."""
     own_limit: TokenBucket = TokenBucket(2, 12.0)
     """Evictions of pods near their own memory limit (`ownLimit`). They take no token from the other buckets."""
+    resize: TokenBucket = TokenBucket(4, 12.0)
+    """Raises of memory limits (`ownLimit.resize`). Restoring a limit takes no token."""
     owner_backoff_s: Annotated[float, bounds.ANY_DURATION] = 60.0
     """Time after an eviction before the next pod of the same owner is evicted; doubles with each eviction."""
     owner_backoff_max_s: Annotated[float, bounds.ANY_DURATION] = 1800.0

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from nodeagent.config import quantity
 from nodeagent.kube import list_watch, objects
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_watch import ListWatch
@@ -42,6 +43,8 @@ class NodeView(NamedTuple):
     labels: Mapping[str, str] = {}
     unschedulable: bool = False
     """Cordoned."""
+    allocatable_memory: int | None = None
+    """Bytes; None if it is not stated."""
 
 
 class NodeWatch:
@@ -180,7 +183,16 @@ def decode_node(item: msgspec.Raw | bytes) -> NodeView:
         addresses=tuple(a.address for a in raw.status.addresses or ()),
         labels=raw.metadata.labels or {},
         unschedulable=bool(raw.spec.unschedulable),
+        allocatable_memory=_bytes((raw.status.allocatable or {}).get("memory")),
     )
+
+
+def _bytes(amount: str | int | None) -> int | None:
+    """None: not stated, or no quantity."""
+    try:
+        return None if amount is None else quantity.parse_quantity(str(amount))
+    except ValueError:
+        return None
 
 
 def is_older(one: str, other: str) -> bool:

@@ -86,10 +86,16 @@ class ResourceRequirements(Struct, rename="camel"):
     limits: dict[str, str | Int] | None = None
 
 
+class ResizePolicy(Struct, rename="camel"):
+    resource_name: str = ""
+    restart_policy: str = ""
+
+
 class ContainerSpec(Struct, rename="camel"):
     name: str
     resources: ResourceRequirements | None = None
     restart_policy: str = ""
+    resize_policy: list[ResizePolicy] | None = None
 
 
 class ContainerState(Struct, rename="camel"):
@@ -217,6 +223,7 @@ class Address(Struct):
 
 class NodeStatus(Struct):
     conditions: list[Condition] | None = None
+    allocatable: dict[str, str | Int] | None = None
     addresses: list[Address] | None = None
 
 

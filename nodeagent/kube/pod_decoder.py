@@ -42,6 +42,10 @@ MAX_PARTS: Final = 256
 """Containers of a kind, and volumes, that are kept of a pod: with 10,000 (1.2 MB in etcd) each pod would cost 8 MiB.
 The rest counts as without requests, which makes a pod no smaller."""
 
+MAX_MESSAGE: Final = 256
+"""Characters of the message of a condition that are kept."""
+NO_CONDITION: Final = objects.Condition()
+
 _pod_decoder = objects.Decoder(objects.PodObject)
 
 
@@ -59,6 +63,7 @@ def decode_pod(item: msgspec.Raw | bytes, *, annotations: frozenset[str] = froze
     )
     owner = _controller(meta)
     pod_level = spec.resources
+    pending, in_progress = _condition(status, "PodResizePending"), _condition(status, "PodResizeInProgress")
     pod = Pod(
         uid=meta.uid,
         cgroup_uid=meta.uid,
@@ -82,6 +87,9 @@ def decode_pod(item: msgspec.Raw | bytes, *, annotations: frozenset[str] = froze
         pod_limits=None if pod_level is None else _resources(pod_level.limits),
         overhead=_resources(spec.overhead),
         resize_infeasible=_resize_infeasible(status),
+        resize_pending=pending.reason if pending is not None else "",
+        resize_failed=in_progress is not None and in_progress.reason == "Error",
+        resize_message=(pending or in_progress or NO_CONDITION).message[:MAX_MESSAGE],
         ephemeral=bool(spec.ephemeral_containers),
         host_pid=spec.host_pid,
         owner=None if owner is None else Owner(owner.kind, owner.name, owner.uid, owner.api_version),
@@ -168,7 +176,16 @@ def _containers(spec: objects.PodSpec, status: objects.PodStatus) -> tuple[Conta
 
 def _container(spec: objects.ContainerSpec, kind: ContainerKind, status: objects.ContainerStatus | None) -> Container:
     declared = spec.resources or objects.ResourceRequirements()
-    container = Container(spec.name, kind, requests=_resources(declared.requests), limits=_resources(declared.limits))
+    restarts = any(
+        p.resource_name == "memory" and p.restart_policy == "RestartContainer" for p in spec.resize_policy or ()
+    )
+    container = Container(
+        spec.name,
+        kind,
+        requests=_resources(declared.requests),
+        limits=_resources(declared.limits),
+        memory_restarts=restarts,
+    )
     if status is None:
         return container
     actual = status.resources
@@ -209,6 +226,10 @@ def _resize_infeasible(status: objects.PodStatus) -> bool:
     return status.resize == "Infeasible" or any(
         c.type == "PodResizePending" and c.reason == "Infeasible" for c in status.conditions or ()
     )
+
+
+def _condition(status: objects.PodStatus, kind: str) -> objects.Condition | None:
+    return next((c for c in status.conditions or () if c.type == kind and c.status == "True"), None)
 
 
 def _epoch(moment: datetime | None) -> float | None:

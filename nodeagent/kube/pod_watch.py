@@ -55,6 +55,8 @@ class PodsView(NamedTuple):
     """CLOCK_BOOTTIME since when the API server is unreachable (`ApiReachability`); None while it answers."""
     awaited: bool = True
     """False without an API server: no list will come."""
+    allocatable_memory: int | None = None
+    """Of the Node object, in bytes; None: not known."""
 
 
 def list_pods(transport: Transport, node_name: str, *, keep_annotations: Sequence[str] = ()) -> PodsView:

@@ -16,8 +16,10 @@ RBAC for a request that impersonates the own node needs two verbs of the Service
 The ServiceAccount itself sends what the node may not send (taints, PodDisruptionBudgets, Leases), and what the
 admission policies of daemonset.yaml limit more than the server limits a node. `nodes/status`: the six conditions of the
 own node; a node may write its whole status. `pods/status` and `pods` delete: pods of the own node outside kube-system,
-and only the condition DisruptionTarget. Events: in the own node's name; NodeRestriction does not limit Events at all. A
-policy cannot limit a node instead: it would limit a kubelet whose credentials give its user no extra as well.
+and only the condition DisruptionTarget. `pods/resize`: pods of the own node outside kube-system, and only memory;
+NodeRestriction refuses this subresource to every node. Events: in the own node's name; NodeRestriction does not limit
+Events at all. A policy cannot limit a node instead: it would limit a kubelet whose credentials give its user no extra
+as well.
 """
 
 import enum
@@ -125,7 +127,8 @@ def _enforce(config: Config) -> bool:
 
 
 def _reads_node(config: Config) -> bool:
-    return _enforce(config) or bool(config.profiles) or config.protection.node_maintenance
+    profiles, maintenance = bool(config.profiles), config.protection.node_maintenance
+    return _enforce(config) or profiles or maintenance or config.own_limit.resize.enabled
 
 
 def _publishes(config: Config) -> bool:
@@ -138,6 +141,10 @@ def _taints(config: Config) -> bool:
 
 def _deletes(config: Config) -> bool:
     return _enforce(config) and config.escalation.on_blocked is OnBlocked.DELETE
+
+
+def _resizes(config: Config) -> bool:
+    return _enforce(config) and config.own_limit.enabled and config.own_limit.resize.enabled
 
 
 def _leases(config: Config) -> bool:
@@ -193,6 +200,10 @@ _OVERRIDE = ("escalation.onBlocked: delete", "the hard tier does not evict a pod
 _REQUESTS = (
     "EvictionRequests of the soft tier (evictionRequest)",
     "the soft tier evicts through the Eviction API at once, and withdraws no EvictionRequest",
+)
+_RESIZES = (
+    "raises of memory limits (ownLimit.resize)",
+    "no memory limit is raised; pods that are near theirs are evicted if they opted in to that",
 )
 _SLOTS = ("eviction slots (fleet.maxConcurrentEvictions)", "the soft tier evicts nothing: it has no eviction slot")
 
@@ -270,6 +281,7 @@ RIGHTS: Final = (
     *EVENTS,
     Right("patch", "", "pods/status", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),
     Right("delete", "", "pods", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),
+    Right("patch", "", "pods/resize", *_RESIZES, Need.FEATURE, _ACCOUNT, used=_resizes),
     Right("list", "coordination.k8s.io", "leases", *_SLOTS, Need.REQUIRED, _ACCOUNT, Scope.LEASE_NAMESPACE, _leases),
     Right("create", "coordination.k8s.io", "leases", *_SLOTS, Need.REQUIRED, _ACCOUNT, Scope.LEASE_NAMESPACE, _leases),
     Right("update", "coordination.k8s.io", "leases", *_SLOTS, Need.REQUIRED, _ACCOUNT, Scope.LEASE_NAMESPACE, _leases),

@@ -341,6 +341,7 @@ def _session_inputs(config: Config) -> tuple[object, ...]:
         protection.node_fit,
         protection.node_maintenance,
         bool(config.profiles),
+        config.own_limit.resize.enabled,
     )
 
 

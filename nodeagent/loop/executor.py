@@ -1,4 +1,4 @@
-"""Acts on a plan: brakes, rechecks, evicts or kills, reclaims, runs hooks; and applies the outcomes.
+"""Acts on a plan: brakes, rechecks, evicts or kills, reclaims, runs hooks, resizes; and applies the outcomes.
 
 Promises:
 
@@ -7,7 +7,7 @@ Promises:
    later process can restore the tokens that they cost (see `state_store`).
 2. No pod is evicted on the decision's sample alone: right before a victim is handed over, the node is sampled again and
    the policy decides again.
-3. Every victim, every reclaim order and every hook has exactly one outcome, and every outcome reaches the policy, the
+3. Every victim, reclaim order, hook and resize has exactly one outcome, and every outcome reaches the policy, the
    metrics and the log.
 4. A victim that is not evicted keeps no brake: whatever the outcome, or without one, its brake ends (see
    `actuators.brakes`).
@@ -39,6 +39,8 @@ from nodeagent.model import (
     ReclaimOrder,
     ReclaimOutcome,
     ReclaimResult,
+    ResizeOutcome,
+    ResizeResult,
     Signal,
     Tier,
     Victim,
@@ -106,6 +108,7 @@ class Executor:
         self._apply(self._components().session.outcomes())
         self._apply_reclaims(self._reclaim_runner.finished())
         self._apply_hooks(eviction_hook_jobs.outcome(each) for each in self._hook_runner.finished())
+        self._apply_resizes(self._components().session.resize_outcomes())
         self._brakes.expire(now=self._boottime())
         self._oom_scores.put_back_leftover()
 
@@ -361,3 +364,34 @@ class Executor:
             self._store.apply(outcomes.apply_hook, outcome)
             self._metrics.observe_hook(outcome)
             self._decision_log.log_hook_outcome(outcome)
+
+    # --- resizes -----------------------------------------------------------------------------------------------------
+
+    def resize(self, plan: Plan) -> None:
+        """Request the resizes that the plan orders, and announce what came of earlier ones. Without a saved state none
+        is requested, so that no crash requests one twice."""
+        session = self._components().session
+        for report in plan.resize_reports:
+            self._report_resize(report)
+        if not plan.resizes:
+            return
+        self._decision_log.log_resize_orders(plan, acts=self._acts)
+        saved = self._store.save(now=plan.made_at, urgent=True)
+        for order in plan.resizes:
+            if self._acts and saved:
+                session.resize(plan.id, order)
+                continue
+            result = ResizeResult.NOT_SENT if self._acts else ResizeResult.DRY_RUN
+            message = "state not saved" if self._acts else "dry run"
+            where = (order.pod_uid, order.namespace, order.name, order.container)
+            self._apply_resizes([ResizeOutcome(plan.id, *where, result, message, self._boottime())])
+
+    def _apply_resizes(self, results: Iterable[ResizeOutcome]) -> None:
+        for outcome in results:
+            self._store.apply(outcomes.apply_resize, outcome, config=self._config)
+            self._report_resize(outcome)
+
+    def _report_resize(self, outcome: ResizeOutcome) -> None:
+        self._metrics.observe_resize(outcome)
+        self._decision_log.log_resize_outcome(outcome)
+        self._components().session.announce_resize(outcome)

@@ -22,6 +22,7 @@ from nodeagent.policy import (
     eviction_hook,
     eviction_request,
     in_flight,
+    resizes,
     victim_preview,
 )
 from nodeagent.policy.victim_preview import PredictedVictim
@@ -165,6 +166,7 @@ class Observer:
             or any(not run.measured for run in policy.reclaims.runs.values())
             or eviction_hook.is_running(policy.hooks)
             or eviction_request.is_pending(policy.eviction_requests)
+            or resizes.is_open(policy.resizes)
             or self._recount_requested
             or self._runtime.forks.storm(now)
         )
@@ -200,6 +202,7 @@ class Observer:
             eviction_requests=components.session.eviction_requests_served(),
             own_pod_uid=runtime.own_pod_uid,
             zombies=runtime.zombies(),
+            allocatable_memory=view.allocatable_memory,
         )
 
 

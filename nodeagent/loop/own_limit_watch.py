@@ -85,7 +85,7 @@ class OwnLimitWatch:
         self._views = [
             view
             for view in views
-            if view.usage is not None and not view.pod.terminating and own_limits.opted_in(view.pod, config)
+            if view.usage is not None and not view.pod.terminating and own_limits.watched(view.pod, config)
         ]
 
     def reset(self) -> None:

@@ -6,7 +6,7 @@ Theory of operation. A sync observes, decides, acts and records. Every line belo
 1.  Own descriptors and cost first. Spare descriptors are released before a file is opened, and the interval factor is
     an input of 4. Threads that found no PID start now.
 2.  Outcomes before anything reads the policy state. For each: kill or release, then state, metric, log. Then the
-    outcomes of reclaim actions and hooks. Expired brakes last: an accepted victim is killed first.
+    outcomes of reclaim actions, hooks and resizes. Expired brakes last: an accepted victim is killed first.
 3.  Whether an eviction awaits its release: after 2, before the sample. If so, limits and file systems are read in every
     sync, because relief is measured as soon as the pod is gone.
 4.  The node sample, then the schedule as a pure function of it. Both clocks are read together and before the files:
@@ -32,6 +32,7 @@ Theory of operation. A sync observes, decides, acts and records. Every line belo
     eviction's. The soft tier has waited for the taint in 6.
 16. Reclaim orders: log, save, start. After the evictions, because a hard decision may order an action and evict too.
     Hooks before evictions of the soft tier: log, save, start. Only a later decision evicts their pods.
+    Resizes of pods: log, save, send. They replace evictions that can wait.
     Then the kernel's order: oom_score_adj of the next victims, if configured. It reads all their processes.
 17. Recounts are requested before the record and take effect in rule 5 of the next sync.
 18. The record last: 0.6 ms and 8 KiB after everything urgent. The flight recorder gets the state from before the
@@ -117,6 +118,7 @@ def decide_and_act(agent: Steps, snapshot: NodeSnapshot) -> None:
         agent.session.announce(plan)  # 15     Node Event, eviction slot
     agent.executor.start_reclaim(plan, snapshot)  # 16
     agent.executor.start_hooks(plan, snapshot)  # 16
+    agent.executor.resize(plan)  # 16
     agent.executor.prefer_for_oom(plan, snapshot)  # 16
     agent.observer.request_recount(plan.recount)  # 17
     agent.record(plan, snapshot)  # 18     log, flight recorder, status, periodic save

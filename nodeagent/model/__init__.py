@@ -80,6 +80,7 @@ from nodeagent.model.pods import (
 )
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.model.refusals import Refusal, RefusalCode, RefusalKind
+from nodeagent.model.resizes import MemoryAmounts, ResizeOrder, ResizeOutcome, ResizeResult
 from nodeagent.model.signals import (
     CONTAINERFS_SIGNALS,
     DISK_BYTE_SIGNALS,
@@ -157,6 +158,7 @@ __all__ = [
     "KubeletLevel",
     "LoggedKill",
     "LostRace",
+    "MemoryAmounts",
     "MemoryFigures",
     "MemoryModel",
     "MemorySample",
@@ -204,6 +206,9 @@ __all__ = [
     "RefusalCode",
     "RefusalKind",
     "ReliefReport",
+    "ResizeOrder",
+    "ResizeOutcome",
+    "ResizeResult",
     "Resources",
     "Signal",
     "SignalFacts",

@@ -8,6 +8,7 @@ from nodeagent.model.hooks import HookOrder
 from nodeagent.model.notes import Note
 from nodeagent.model.pods import NodeFitLookup, OwnerLookup, Pod, PodView
 from nodeagent.model.refusals import Refusal, RefusalCode
+from nodeagent.model.resizes import ResizeOrder, ResizeOutcome
 from nodeagent.model.signals import ConditionType, Signal, Threshold, Tier
 from nodeagent.model.snapshot import MemoryFigures, Observation
 
@@ -297,3 +298,7 @@ class Plan(NamedTuple):
     """The owners whose replicas a later decision needs."""
     node_fit_lookups: tuple[NodeFitLookup, ...] = ()
     """The pods of which a later decision needs to know whether another node takes them."""
+    resizes: tuple[ResizeOrder, ...] = ()
+    """The resizes to request now (`ownLimit.resize`)."""
+    resize_reports: tuple[ResizeOutcome, ...] = ()
+    """What the kubelet has made of earlier ones, by this snapshot."""

@@ -210,6 +210,8 @@ class Container(NamedTuple):
     """Without the runtime's prefix (`containerd://`); empty before the container was created."""
     restart_count: int = 0
     running: bool = False
+    memory_restarts: bool = False
+    """Its resizePolicy restarts it for a change of its memory."""
 
 
 class Owner(NamedTuple):
@@ -324,6 +326,12 @@ class Pod(NamedTuple):
     pod_limits: Resources | None = None
     overhead: Resources = NO_RESOURCES
     resize_infeasible: bool = False
+    resize_pending: str = ""
+    """Reason of the condition PodResizePending, `Deferred` or `Infeasible`; empty without it."""
+    resize_failed: bool = False
+    """The condition PodResizeInProgress has the reason Error."""
+    resize_message: str = ""
+    """Of these conditions."""
     ephemeral: bool = False
     """The spec has ephemeral containers. `containers` omits them, because they have no requests."""
     host_pid: bool = False

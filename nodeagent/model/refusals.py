@@ -289,6 +289,55 @@ class RefusalCode(enum.StrEnum):
             config_key="rateLimits.ownLimit",
         ),
     )
+    RATE_LIMIT_RESIZE = (
+        "rate-limit-resize",
+        _limit("The token bucket of raises of memory limits is empty.", config_key="rateLimits.resize"),
+    )
+    RESIZE_IMPOSSIBLE = (
+        "resize-impossible",
+        _limit(
+            "The memory limit of the container cannot be raised in place: its resizePolicy restarts it, the limit is "
+            "the pod's, the pod is static, the kubelet reports no resources, or another resize of the pod is pending. "
+            "The pod is evicted if it opted in to that.",
+            "Set `resizePolicy` NotRequired for memory, or opt in to evictions as well.",
+            config_key="ownLimit.resize",
+        ),
+    )
+    RESIZE_CEILING = (
+        "resize-ceiling",
+        _limit(
+            "The memory limit of the container is at `ceiling` or `nodeShare`. The pod is evicted if it opted in to "
+            "that.",
+            "The pod leaks, or its limit is too low: the message has the limit before the first raise.",
+            config_key="ownLimit.resize.ceiling",
+        ),
+    )
+    RESIZE_NO_HEADROOM = (
+        "resize-no-headroom",
+        _limit(
+            "The node does not have what the raise would add, above its memory thresholds and beyond the requests of "
+            "its pods, or that is unknown. The pod is evicted if it opted in to that.",
+            config_key="ownLimit.resize.step",
+        ),
+    )
+    RESIZE_FAILED = (
+        "resize-failed",
+        _limit(
+            "The API server or the kubelet did not carry out the last raise of this container, or the API server does "
+            "not serve `pods/resize`; the message has the reason and the next time. The pod is evicted if it opted in "
+            "to that.",
+            "`nodeagent check --rights` names a missing right; `kubectl describe pod` shows PodResizePending.",
+            config_key="ownLimit.resize",
+        ),
+    )
+    WAITS_FOR_RESIZE = (
+        "waits-for-resize",
+        _limit(
+            "A raise of this container's memory limit was requested, and the kubelet carries it out. The pod is not "
+            "evicted meanwhile.",
+            config_key="ownLimit.resize",
+        ),
+    )
     OWNER_BACKOFF = (
         "owner-backoff",
         _limit(

@@ -250,6 +250,9 @@ class NodeSnapshot(NamedTuple):
     eviction_requests: bool = False
     """The API server serves EvictionRequests (KEP-4563), and the configuration uses them."""
 
+    allocatable_memory: int | None = None
+    """The Node's status.allocatable, in bytes. None: not known."""
+
     def with_protected_cache(self, amount: int | None) -> "NodeSnapshot":
         """The node with the kernel's figures less this protected page cache instead of `protected_cache`. None: it was
         not read again."""

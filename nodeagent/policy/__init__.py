@@ -7,7 +7,7 @@ Where to find a rule, in the order of a decision (`engine`; `signal_plan` for on
 * Which status has a condition?  `conditions`.
 * What did earlier evictions release?  `in_flight`, `pending_release`.
 * Does a pod exceed a limit of its own?  `local_storage_limits`, `local_storage_eviction`. Is it
-  about to reach its memory limit?  `own_limits`, `own_limit_eviction`.
+  about to reach its memory limit?  `own_limits`, `own_limit_eviction`; `own_limit_resize` and `resizes` raise it.
 * In which order are pods evicted?  `ranking` has the keys, `candidates` applies them; usage is from `pod_usage`, growth
   from `usage_growth`, the request from `requests`.
 * Which pods are protected?  `protection`.

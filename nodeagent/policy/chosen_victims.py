@@ -98,7 +98,7 @@ def near_limit(near: NearLimit) -> Victim:
         tier=Tier.SOFT,
         method=Method.EVICT,
         grace_period_s=_whole_grace_s(pod),
-        message=near.message,
+        message=f"{near.facts}; evicted before the kernel kills it. ",
         annotations={
             "offending_containers": name,
             "offending_containers_usage": used if name else "",

@@ -51,11 +51,13 @@ from nodeagent.policy import (
     local_storage_eviction,
     memory_shortage,
     own_limit_eviction,
+    own_limit_resize,
     page_cache,
     pod_usage,
     preconditions,
     rate_limits,
     reclaim,
+    resizes,
     signal_plan,
     thresholds,
     usage_growth,
@@ -65,6 +67,8 @@ from nodeagent.policy import (
 )
 from nodeagent.policy.candidates import RankingCache
 from nodeagent.policy.in_flight import InFlightEviction
+from nodeagent.policy.own_limit_resize import ResizeSelection
+from nodeagent.policy.own_limits import NearLimit
 from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.signal_plan import DecisionContext, SignalPlan
 from nodeagent.policy.state import PolicyState
@@ -117,6 +121,8 @@ def decide(
         thresholds=threshold_state,
         cache=cache if cache is not None else RankingCache(),
     )
+    resized = resizes.advance(state.resizes, snapshot, now=now, config=config)
+    resize_plan = ResizeSelection((), resized.state, limit_state)
     # 2: pods over their own storage limits; 3-5: due thresholds; then pods near their own memory limit
     chosen, refusals, limit_state = _plan_storage_limits(context, limit_state)
     refusals = (*refusals, *_not_due(judged))
@@ -125,8 +131,19 @@ def decide(
         chosen, more, limit_state = _plan_most_urgent(context, judged, limit_state, always_rank=always_rank)
         refusals = (*refusals, *more)
     if not chosen.victims and config.own_limit.enabled:
-        chosen, more, limit_state = _plan_memory_limits(context, chosen, limit_state)
-        refusals = (*refusals, *more)
+        near = own_limit_eviction.by_urgency(snapshot, config)
+        resize_plan = own_limit_resize.select_resizes(
+            near,
+            snapshot,
+            judged,
+            state=resized.state,
+            limit_state=limit_state,
+            plan_id=context.plan_id,
+            now=now,
+            config=config,
+        )
+        chosen, more, limit_state = _plan_memory_limits(context, chosen, near, resize_plan)
+        refusals = (*refusals, *resize_plan.refusals, *more)
     chosen_requests, overtaken_notes = eviction_request.after_choice(
         requests.state, zip(chosen.victims, chosen.entries, strict=True), overtaken=chosen.overtaken, now=now
     )
@@ -170,6 +187,8 @@ def decide(
         hooks=chosen.hooks,
         owner_lookups=chosen.owner_lookups,
         node_fit_lookups=chosen.node_fit_lookups,
+        resizes=resize_plan.orders,
+        resize_reports=resized.reports,
     )
     after = PolicyState(
         instance=state.instance,
@@ -185,6 +204,7 @@ def decide(
         hooks=chosen.hook_state if chosen.hook_state is not None else context.hooks,
         eviction_requests=chosen_requests,
         suspended_s=state.suspended_s,
+        resizes=resize_plan.state,
     )
     return plan, after
 
@@ -255,21 +275,23 @@ def _planned(context: DecisionContext, chosen: Sequence[Victim], signal: Signal)
 
 
 def _plan_memory_limits(
-    context: DecisionContext, before: SignalPlan, limit_state: RateLimitState
+    context: DecisionContext, before: SignalPlan, near: Sequence[NearLimit], resize_plan: ResizeSelection
 ) -> tuple[SignalPlan, tuple[Refusal, ...], RateLimitState]:
     """The plan with the pods near a memory limit of their own as victims; off by default. `before`, of the thresholds,
-    has none; its reclaim orders stay."""
+    has none; its reclaim orders stay. `resize_plan`: the limits that are raised instead."""
     snapshot, now, config = context.snapshot, context.now, context.config
-    lent = eviction_request.lend_tokens(context.in_flight, limit_state, now=now, limits=config.rate_limits)
+    lent = eviction_request.lend_tokens(context.in_flight, resize_plan.limit_state, now=now, limits=config.rate_limits)
     selected = own_limit_eviction.select_near_limit(
+        near,
         snapshot,
         limit_state=lent.limit_state,
         in_flight_state=eviction_request.without_requests(context.in_flight),
+        busy=resize_plan.busy,
         now=now,
         config=config,
     )
     if not selected.chosen:
-        return before, selected.refusals, limit_state
+        return before, selected.refusals, resize_plan.limit_state
     chosen = tuple([chosen_victims.near_limit(near) for near in selected.chosen])
     # Not for a threshold, also if one is due.
     entries = _planned(context, chosen, Signal.MEMORY)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.model import SIGNAL_TABLE, HookOutcome, Outcome, OutcomeKind, ReclaimOutcome, RefusalCode
-from nodeagent.policy import backoffs, eviction_hook, eviction_request, in_flight, rate_limits, reclaim
+from nodeagent.model import SIGNAL_TABLE, HookOutcome, Outcome, OutcomeKind, ReclaimOutcome, RefusalCode, ResizeOutcome
+from nodeagent.policy import backoffs, eviction_hook, eviction_request, in_flight, rate_limits, reclaim, resizes
 from nodeagent.policy.in_flight import EvictionEvent, EvictionStage, InFlightEviction
 from nodeagent.policy.state import PolicyState
 
@@ -112,6 +112,12 @@ def apply_reclaim(state: PolicyState, outcome: ReclaimOutcome) -> PolicyState:
 def apply_hook(state: PolicyState, outcome: HookOutcome) -> PolicyState:
     """The state after the end of a hook."""
     return state._replace(hooks=eviction_hook.apply_outcome(state.hooks, outcome))
+
+
+def apply_resize(state: PolicyState, outcome: ResizeOutcome, *, config: Config) -> PolicyState:
+    """The state after the answer to a resize."""
+    after, limits = resizes.apply_outcome(state.resizes, state.rate_limits, outcome, config=config)
+    return state._replace(resizes=after, rate_limits=limits)
 
 
 def _apply(state: PolicyState, outcome: Outcome, *, now: float, config: Config) -> PolicyState:

@@ -9,6 +9,7 @@ Promises:
    protect the node, and keep other pods of its owner from being evicted under pressure.
 """
 
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
@@ -30,12 +31,24 @@ class OwnLimitSelection(NamedTuple):
     """Why other pods near a limit are not evicted."""
 
 
+def by_urgency(snapshot: NodeSnapshot, config: Config) -> list[NearLimit]:
+    """The pods near a limit of their own, those that reach it first first."""
+    return sorted(own_limits.near_limits(snapshot.pods, at=snapshot.taken_at, config=config), key=_urgency)
+
+
 def select_near_limit(
-    snapshot: NodeSnapshot, *, limit_state: RateLimitState, in_flight_state: InFlightState, now: float, config: Config
+    near: Sequence[NearLimit],
+    snapshot: NodeSnapshot,
+    *,
+    limit_state: RateLimitState,
+    in_flight_state: InFlightState,
+    busy: Collection[str] = (),
+    now: float,
+    config: Config,
 ) -> OwnLimitSelection:
-    """The pods to evict now, with their tokens taken: those that reach their limit first, at most `relief.maxVictims`
-    in one decision."""
-    near = own_limits.near_limits(snapshot.pods, at=snapshot.taken_at, config=config)
+    """Those of the pods `near` a limit to evict now, in their order, with their tokens taken: those that opted in, at
+    most `relief.maxVictims` in one decision. `busy`: UIDs of pods whose limit is being raised."""
+    near = [each for each in near if own_limits.opted_in(each.view.pod, config) and each.view.pod.uid not in busy]
     if not near:
         return OwnLimitSelection((), limit_state, ())
     block = (
@@ -50,7 +63,7 @@ def select_near_limit(
     entries = {entry.pod_uid: entry for entry in in_flight_state.entries}
     chosen: list[NearLimit] = []
     refusals: list[Refusal] = []
-    for each in sorted(near, key=_urgency):
+    for each in near:
         pod = each.view.pod
         if len(chosen) >= config.relief.max_victims:
             break

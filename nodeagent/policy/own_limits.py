@@ -35,7 +35,8 @@ class NearLimit(NamedTuple):
     own: OwnLimit
     left_s: float | None
     """Until the limit is reached, by the trend; None without one."""
-    message: str
+    facts: str
+    """What it uses of which limit, and why it is near it; a clause for texts."""
 
 
 class _Growth(NamedTuple):
@@ -57,6 +58,24 @@ def opted_in(pod: Pod, config: Config) -> bool:
     return pod.namespace in namespaces or protection.EVERY_NAMESPACE in namespaces
 
 
+def resize_opted_in(pod: Pod, config: Config) -> bool:
+    """Whether the limit of the pod's containers is raised before it is reached, in the same way."""
+    rules = config.own_limit.resize
+    if not (config.own_limit.enabled and rules.enabled) or pod.source is not PodSource.API:
+        return False
+    preference = pod.annotations.get(ANNOTATION)
+    if preference == "never":
+        return False
+    if preference == "resize" and protection.trusted(pod, config.protection):
+        return True
+    return pod.namespace in rules.namespaces or protection.EVERY_NAMESPACE in rules.namespaces
+
+
+def watched(pod: Pod, config: Config) -> bool:
+    """Whether the limits of the pod are read."""
+    return opted_in(pod, config) or resize_opted_in(pod, config)
+
+
 def near_limits(views: Iterable[PodView], *, at: float, config: Config) -> tuple[NearLimit, ...]:
     """The pods near a limit of their own, the first limit of each pod. `at`: a reading older than `sampling.staleAfter`
     before this is unknown."""
@@ -64,7 +83,7 @@ def near_limits(views: Iterable[PodView], *, at: float, config: Config) -> tuple
         return ()
     found = []
     for view in views:
-        if view.usage is None or not view.usage.own_limits or not opted_in(view.pod, config):
+        if view.usage is None or not view.usage.own_limits or not watched(view.pod, config):
             continue
         near = (_near(view, own, config) for own in view.usage.own_limits if _usable(own, at, config))
         if (first := next((each for each in near if each is not None), None)) is not None:
@@ -132,8 +151,7 @@ def _result(view: PodView, own: OwnLimit, left_s: float | None, reason: str) -> 
     name = container_name(view, own)
     subject = f"Container {name}" if name else f"Pod {view.pod.name}"
     used, limit = units.format_amount(own.used), units.format_spec_quantity(own.limit)
-    message = f"{subject} was using {used} of its memory limit {limit}, {reason}; evicted before the kernel kills it. "
-    return NearLimit(view, own, left_s, message)
+    return NearLimit(view, own, left_s, f"{subject} was using {used} of its memory limit {limit}, {reason}")
 
 
 def container_name(view: PodView, own: OwnLimit) -> str:

@@ -1,4 +1,4 @@
-"""How many evictions are allowed: token buckets for the node, namespaces, owners, signals, kills, hooks, own limits.
+"""How many evictions are allowed: token buckets for the node, namespaces, owners, signals and for single features.
 
 Promises:
 
@@ -27,6 +27,7 @@ SIGNAL: Final = "signal"
 LAST_RESORT: Final = "last-resort"
 HOOK: Final = "hook"
 OWN_LIMIT: Final = "own-limit"
+RESIZE: Final = "resize"
 
 _EMPTY: Final = {
     NODE: RefusalCode.RATE_LIMIT_NODE,
@@ -36,6 +37,7 @@ _EMPTY: Final = {
     LAST_RESORT: RefusalCode.RATE_LIMIT_LAST_RESORT,
     HOOK: RefusalCode.RATE_LIMIT_HOOK,
     OWN_LIMIT: RefusalCode.RATE_LIMIT_OWN_LIMIT,
+    RESIZE: RefusalCode.RATE_LIMIT_RESIZE,
 }
 """The refusal of an empty bucket, by its kind."""
 FOR_ALL: Final = frozenset({_EMPTY[NODE], _EMPTY[SIGNAL], _EMPTY[LAST_RESORT]})
@@ -71,7 +73,7 @@ class Replacements(NamedTuple):
 
 class RateLimitState(NamedTuple):
     """Rate limits and back-offs. The keys of buckets are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`,
-    `last-resort`, `hook`, `own-limit`."""
+    `last-resort`, `hook`, `own-limit`, `resize`."""
 
     levels: Mapping[str, BucketLevel] = {}
     spent_at: float | None = None
@@ -105,6 +107,8 @@ def bucket_of(key: str, limits: RateLimits) -> TokenBucket:
         return limits.hook
     if kind == OWN_LIMIT:
         return limits.own_limit
+    if kind == RESIZE:
+        return limits.resize
     if kind == NODE:
         return limits.node
     if kind == NAMESPACE:
@@ -185,7 +189,7 @@ def return_tokens(state: RateLimitState, keys: tuple[str, ...], *, now: float, l
 def buckets(limits: RateLimits) -> tuple[TokenBucket, ...]:
     """The buckets of all kinds, and those of single namespaces."""
     kinds = (limits.node, limits.namespace, limits.owner, limits.signal)
-    return (*kinds, limits.last_resort, limits.hook, limits.own_limit, *limits.namespaces.values())
+    return (*kinds, limits.last_resort, limits.hook, limits.own_limit, limits.resize, *limits.namespaces.values())
 
 
 def is_full(bucket: TokenBucket, *, since: float, now: float) -> bool:

@@ -7,13 +7,14 @@ process that dies at any step spends no token twice.
 from typing import NamedTuple
 
 from nodeagent.model import MIN_SUSPEND_S
-from nodeagent.policy import eviction_hook, in_flight, rate_limits, reclaim, thresholds
+from nodeagent.policy import eviction_hook, in_flight, rate_limits, reclaim, resizes, thresholds
 from nodeagent.policy.conditions import ConditionState
 from nodeagent.policy.eviction_hook import HookState
 from nodeagent.policy.eviction_request import RequestState
 from nodeagent.policy.in_flight import InFlightState
 from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.reclaim import ReclaimState
+from nodeagent.policy.resizes import ResizeState
 from nodeagent.policy.thresholds import ThresholdState
 from nodeagent.policy.usage_growth import GrowthState
 
@@ -34,6 +35,7 @@ class PolicyState(NamedTuple):
     eviction_requests: RequestState = RequestState()
     suspended_s: float | None = None
     """How long the machine was suspended since its boot, at the last decision."""
+    resizes: ResizeState = ResizeState()
 
 
 def initial(instance: str, *, now: float, tokens_spent: bool = False) -> PolicyState:
@@ -52,7 +54,12 @@ def restored(state: PolicyState, *, instance: str) -> PolicyState:
     fresh samples.
     """
     sequence = state.sequence if state.instance == instance else 0
-    return state._replace(instance=instance, sequence=sequence, thresholds=thresholds.observe_only(state.thresholds))
+    return state._replace(
+        instance=instance,
+        sequence=sequence,
+        thresholds=thresholds.observe_only(state.thresholds),
+        resizes=resizes.restored(state.resizes),
+    )
 
 
 def spent(state: PolicyState, *, now: float) -> PolicyState:
@@ -78,4 +85,5 @@ def after_suspend(state: PolicyState, suspended_s: float, *, now: float) -> Poli
         in_flight=in_flight.after_suspend(state.in_flight, slept_s, now=now),
         reclaims=reclaim.after_suspend(state.reclaims, slept_s),
         hooks=eviction_hook.after_suspend(state.hooks, slept_s),
+        resizes=resizes.after_suspend(state.resizes, slept_s),
     )

@@ -30,6 +30,7 @@ from nodeagent.model import (
     RankedPod,
     ReclaimReport,
     ReliefReport,
+    ResizeOutcome,
     Threshold,
     Victim,
 )
@@ -100,6 +101,10 @@ class FlightRecorder:
     def hook(self, outcome: HookOutcome, *, wall_time: float) -> str:
         """Record the end of a hook. Returns as `decision`."""
         return self._append({"record": "hook", "wallTime": wall_time, **to_json(outcome)})
+
+    def resize(self, outcome: ResizeOutcome, *, wall_time: float) -> str:
+        """Record what came of a resize. Returns as `decision`."""
+        return self._append({"record": "resize", "wallTime": wall_time, **to_json(outcome)})
 
     def oom(self, report: OomReport, *, wall_time: float) -> str:
         """Record OOM kills with the samples before them. Returns as `decision`."""

@@ -84,6 +84,8 @@ _KINDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ReclaimRun": {"plan_id": _KEEP},
     "HookState": {"runs": _UID},
     "HookRun": {"plan_id": _KEEP},
+    "ResizeState": {"entries": _UID},
+    "PodResize": {"plan_id": _KEEP, "pod_uid": _UID, "namespace": "namespace", "name": "pod", "container": "container"},
     "ReliefReport": {"plan_id": _KEEP, "pod_uids": _UID},
     "Amount": {"text": _KEEP},
     "ZombieHolder": {"pod_uid": _UID},

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from nodeagent.config.schema import API_VERSION
 from nodeagent.model import MEMORY_SIGNALS, SIGNAL_TABLE, MemoryFigures, Signal, Unit, units
-from nodeagent.policy import memory_shortage
-from nodeagent.report import explain_oom, record_fields, wording
+from nodeagent.policy import memory_shortage, own_limits
+from nodeagent.report import explain_oom, explain_resizes, record_fields, wording
 from nodeagent.report.record_fields import JsonObject
 from nodeagent.report.recorded_decisions import RecordedDecision
 from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
@@ -56,6 +56,7 @@ def _later_records(recorded: RecordedDecision) -> dict[str, Any]:
         "reliefs": [{key: value for key, value in each.items() if key != "record"} for each in recorded.reliefs],
         "reclaims": [{key: value for key, value in each.items() if key != "record"} for each in recorded.reclaims],
         "hookOutcomes": [{key: value for key, value in each.items() if key != "record"} for each in recorded.hooks],
+        "resizeOutcomes": [{key: value for key, value in each.items() if key != "record"} for each in recorded.resizes],
     }
 
 
@@ -82,7 +83,7 @@ def _list_row(recorded: RecordedDecision) -> tuple[Cell, ...]:
     decision = recorded.decision
     if explain_oom.is_oom(decision):
         return explain_oom.list_row(recorded.id, decision)
-    later = (*recorded.outcomes, *recorded.reliefs, *recorded.reclaims, *recorded.hooks)
+    later = (*recorded.outcomes, *recorded.reliefs, *recorded.reclaims, *recorded.hooks, *recorded.resizes)
     first = next((each for each in (decision, *later) if each), {})
     unit = _unit(decision)
     predicted = [victim.get("predictedRelief") for victim in record_fields.items(decision, "victims")]
@@ -101,6 +102,8 @@ def _list_row(recorded: RecordedDecision) -> tuple[Cell, ...]:
 def _subject(decision: JsonObject) -> str:
     threshold = record_fields.mapping(record_fields.mapping(decision, "actingOn"), "threshold")
     limits = {str(victim.get("limit") or "") for victim in record_fields.items(decision, "victims")}
+    if not limits and record_fields.items(decision, "resizes"):
+        limits = {own_limits.OWN_LIMIT}
     if not threshold and limits and "" not in limits:
         return wording.escape_terminal(f"{', '.join(sorted(limits))} of the pod's own")
     if not threshold:
@@ -113,6 +116,8 @@ def _headline(recorded: RecordedDecision) -> Cell:
     if victims:
         more = f" and {len(victims) - 2} more" if len(victims) > 2 else ""
         return Cell(f"evict {', '.join(victims[:2])}{more}", BAD)
+    if (resized := explain_resizes.headline(recorded)) is not None:
+        return resized
     codes = [
         wording.escape_terminal(str(refusal.get("code")))
         for refusal in record_fields.items(recorded.decision, "refusals")
@@ -146,7 +151,7 @@ def sections(recorded: RecordedDecision) -> tuple[Section, ...]:
                 ),
             ),
         )
-        later = (head, _victims(recorded), _reclaims(recorded), _hooks(recorded))
+        later = (head, _victims(recorded), _reclaims(recorded), _hooks(recorded), explain_resizes.section(recorded))
         return tuple(each for each in later if each.rows or each.lines)
     parts = (
         _head(recorded),
@@ -154,6 +159,7 @@ def sections(recorded: RecordedDecision) -> tuple[Section, ...]:
         _refusals(recorded),
         _reclaims(recorded),
         _hooks(recorded),
+        explain_resizes.section(recorded),
         _victims(recorded),
         _relief(recorded),
         _conditions(recorded),

@@ -29,6 +29,7 @@ class RecordedDecision(NamedTuple):
     reliefs: tuple[JsonObject, ...] = ()
     reclaims: tuple[JsonObject, ...] = ()
     hooks: tuple[JsonObject, ...] = ()
+    resizes: tuple[JsonObject, ...] = ()
 
 
 def read_decisions(path: Path) -> tuple[RecordedDecision, ...]:
@@ -46,7 +47,9 @@ def read_decisions(path: Path) -> tuple[RecordedDecision, ...]:
 def group(records: Iterable[JsonObject]) -> tuple[RecordedDecision, ...]:
     """The decisions in these records, in the order in which their ids first appear."""
     decisions: dict[str, JsonObject] = {}
-    later: dict[str, dict[str, list[JsonObject]]] = {"outcome": {}, "relief": {}, "reclaim": {}, "hook": {}}
+    later: dict[str, dict[str, list[JsonObject]]] = {
+        kind: {} for kind in ("outcome", "relief", "reclaim", "hook", "resize")
+    }
     order: dict[str, None] = {}
     for record in records:
         kind = str(record.get("record"))

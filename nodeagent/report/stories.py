@@ -321,6 +321,10 @@ def _of_decisions(decisions: Iterable[RecordedDecision], own: str) -> Iterable[M
             color = GOOD if result in ("done", "dry-run") else WARN
             if when is not None:
                 yield Moment(when, f"hook before an eviction: {result}", color)
+        for resize in recorded.resizes:
+            when, result = record_fields.number(resize.get("wallTime")), str(resize.get("result"))
+            if when is not None:
+                yield Moment(when, f"resize of {record_fields.pod_name(resize)}: {result}")
 
 
 def _of_kills(recorded: RecordedDecision, at: float) -> Iterable[Moment]:

@@ -59,6 +59,7 @@ class SnapshotParts(NamedTuple):
     eviction_requests: bool = False
     own_pod_uid: str = ""
     zombies: ZombieCount | None = None
+    allocatable_memory: int | None = None
 
 
 def assemble_snapshot(parts: SnapshotParts) -> NodeSnapshot:
@@ -78,6 +79,7 @@ def assemble_snapshot(parts: SnapshotParts) -> NodeSnapshot:
         unattributed_disks=disks.unattributed if disks is not None else (),
         disk_traces=disks.traces if disks is not None else (),
         zombies=parts.zombies,
+        allocatable_memory=parts.allocatable_memory,
     )
 
 

@@ -27,6 +27,8 @@ from nodeagent.model import (
     ReclaimOrder,
     ReclaimOutcome,
     ReclaimResult,
+    ResizeOutcome,
+    ResizeResult,
     SignalState,
     SignalVerdict,
     Threshold,
@@ -49,6 +51,7 @@ MAX_AWAITED: Final = 256
 _VARYING: Final = re.compile(r"\b0x[0-9a-f]+|\b\d+(?:\.\d+)?\s?m?s\b|:\d+(?=->)")
 """Parts of a message that differ in each repetition: addresses of objects, times, source ports (`read tcp
 10.0.0.1:39244->10.0.0.2:443: connection reset by peer`)."""
+_GOOD_RESIZES: Final = (ResizeResult.ACCEPTED, ResizeResult.DRY_RUN, ResizeResult.RESIZED, ResizeResult.RESTORED)
 _EXPECTED: Final = frozenset(
     {
         OutcomeKind.ACCEPTED,
@@ -120,7 +123,7 @@ class DecisionLog:
             if self._logged_plan != plan.id:
                 self.log_victims(plan, acts=acts)
             recorded = self._record(plan, inputs)
-        elif plan.hooks or (plan.reclaims and not plan.refusals and self._is_new_reclaim(plan)):
+        elif plan.hooks or plan.resizes or (plan.reclaims and not plan.refusals and self._is_new_reclaim(plan)):
             recorded = self._record(plan, inputs)
         recorded = self._refusals(plan, inputs=inputs) or recorded
         self._reliefs(plan)
@@ -189,6 +192,36 @@ class DecisionLog:
         line("hook " + outcome.result.value, id=outcome.plan_id, uid=outcome.pod_uid, message=outcome.message)
         if self._recorder is not None:
             self._check_recorded(self._recorder.hook(outcome, wall_time=time.time()))
+
+    def log_resize_orders(self, plan: Plan, *, acts: bool) -> None:
+        """Log the resizes before they are requested."""
+        for order in plan.resizes:
+            self._log.warning(
+                "resizing pod" if acts else "would resize pod",
+                id=plan.id,
+                pod=order.key,
+                uid=order.pod_uid,
+                container=order.container,
+                limit_before=order.before.limit,
+                limit=order.to.limit,
+                request=order.to.request,
+                message=order.message,
+            )
+
+    def log_resize_outcome(self, outcome: ResizeOutcome) -> None:
+        """Log and record what came of a resize."""
+        line = self._log.info if outcome.result in _GOOD_RESIZES else self._log.warning
+        line(
+            "resize " + outcome.result.value,
+            id=outcome.plan_id,
+            pod=outcome.key,
+            uid=outcome.pod_uid,
+            container=outcome.container,
+            message=outcome.message,
+            status=outcome.http_status,
+        )
+        if self._recorder is not None:
+            self._check_recorded(self._recorder.resize(outcome, wall_time=time.time()))
 
     def log_oom_kills(self, report: OomReport) -> None:
         """Log and record OOM kills. The same container may be killed for the same limit without end, where a server
@@ -269,7 +302,8 @@ class DecisionLog:
             )
         reasons = (plan.ranked_for, *(refusal.code for refusal in plan.refusals))
         changed = self._changed("refusals", reasons)
-        if changed and plan.refusals and not (plan.victims or plan.hooks) and self._not_recorded_lately(reasons):
+        acted = plan.victims or plan.hooks or plan.resizes
+        if changed and plan.refusals and not acted and self._not_recorded_lately(reasons):
             return self._record(plan, inputs)
         return False
 

@@ -244,6 +244,13 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "Hooks before evictions (`hooks.beforeEviction`), by result: done, failed, timed-out, dry-run.",
         ("result",),
     ),
+    Family(
+        "nodeagent_resizes",
+        exposition.COUNTER,
+        "Resizes of containers in place (`ownLimit.resize`), by what came of them: the answer of the API server, then "
+        "what the kubelet reports.",
+        ("result",),
+    ),
     Family("nodeagent_disk_walk_running", exposition.GAUGE, "1: a walk measures the disk usage of pods."),
     Family(
         "nodeagent_disk_walk_paths",

@@ -38,6 +38,7 @@ from nodeagent.model import (
     Plan,
     QOSClass,
     ReclaimOutcome,
+    ResizeOutcome,
     SignalState,
     SignalVerdict,
     Trend,
@@ -220,6 +221,7 @@ class Metrics:
         self._shortfalls = _Counts(1)
         self._reclaims = _Counts(2)
         self._hooks = _Counts(1)
+        self._resizes = _Counts(1)
         self._gained = {unit: _Counts(1) for unit in metric_families.UNIT_WORDS.values()}
         self._oom_kills = _Counts(2, initial_series.OOM_KILLS)
         self._lost_races = _Counts(1, initial_series.single(initial_series.LOST_RACES))
@@ -275,6 +277,10 @@ class Metrics:
     def observe_hook(self, outcome: HookOutcome) -> None:
         """Count the end of a hook."""
         self._hooks.add(outcome.result)
+
+    def observe_resize(self, outcome: ResizeOutcome) -> None:
+        """Count what came of a resize."""
+        self._resizes.add(outcome.result)
 
     def observe_stage(self, stage: SyncStage, seconds: float) -> None:
         """One pass through a stage."""
@@ -363,6 +369,7 @@ class Metrics:
             ("nodeagent_refusals", self._refusals),
             ("nodeagent_reclaims", self._reclaims),
             ("nodeagent_hooks", self._hooks),
+            ("nodeagent_resizes", self._resizes),
             ("nodeagent_oom_kills", self._oom_kills),
             ("nodeagent_lost_races", self._lost_races),
             ("nodeagent_wakeups", self._wakeups),

@@ -113,7 +113,7 @@ def refusals(
     asked: Document, *, old: Document | None, new: Document | None = None, made: list[Document] | None = None
 ) -> list[tuple[str, str]]:
     """With the name of the policy."""
-    made = [*documents(), *leases(), *eviction_request_rights()] if made is None else made
+    made = [*documents(), *leases(), *eviction_request_rights(), *resizes()] if made is None else made
     bound = {each["spec"]["policyName"] for each in made if each["kind"] == "ValidatingAdmissionPolicyBinding"}
     policies = [each for each in made if each["kind"] == "ValidatingAdmissionPolicy" and matches(each, asked)]
     assert policies, "a request that no policy is about"
@@ -149,6 +149,10 @@ def leases() -> list[Document]:
 
 def eviction_request_rights() -> list[Document]:
     return list(yaml.safe_load_all((REPOSITORY / "examples" / "eviction-request.yaml").read_text(encoding="utf-8")))
+
+
+def resizes() -> list[Document]:
+    return list(yaml.safe_load_all((REPOSITORY / "examples" / "resize.yaml").read_text(encoding="utf-8")))
 
 
 def changed(node: Document, part: str, **values: Any) -> Document:
@@ -820,3 +824,78 @@ def test_what_the_agent_does_with_eviction_requests_is_allowed(
         assert "nodeagent-eviction-requests" in made.message
     worker.stop()
     assert worker.reason == ""
+
+
+RESIZED_POD: Final[Document] = {
+    "metadata": {"name": "web", "namespace": "shop", "labels": {"app": "web"}, "resourceVersion": "7"},
+    "spec": {
+        "nodeName": "node-a",
+        "priority": 5,
+        "initContainers": [{"name": "proxy", "image": "p", "restartPolicy": "Always"}],
+        "containers": [
+            {
+                "name": "app",
+                "image": "a",
+                "resources": {"limits": {"cpu": "1", "memory": "128Mi"}, "requests": {"cpu": "1", "memory": "64Mi"}},
+            },
+            {"name": "side", "image": "s", "resources": {"limits": {"memory": "32Mi"}}},
+        ],
+    },
+}
+ONLY_RESOURCES: Final = "nodeagent may change nothing of a pod but the resources of its containers"
+ONLY_MEMORY: Final = "nodeagent may change no resource of a container but its memory"
+
+
+def resized(path: tuple[str | int, ...], value: Any) -> Document:
+    """The pod with another value, or without it (None), at this place."""
+    new = copy.deepcopy(RESIZED_POD)
+    at: Any = new
+    for key in path[:-1]:
+        at = at[key]
+    if value is None:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return new
+
+
+RESOURCES: Final = ("spec", "containers", 0, "resources")
+
+
+def test_the_memory_of_a_pod_of_the_own_node_may_be_resized_and_that_of_another_may_not() -> None:
+    raised = resized((*RESOURCES, "limits", "memory"), "160Mi")
+    asked = functools.partial(request, "pods", sub="resize")
+    assert refused(asked(), old=RESIZED_POD, new=raised) == []
+    assert refused(asked(), old=RESIZED_POD, new=resized((*RESOURCES, "requests", "memory"), "96Mi")) == []
+    for token_node in ("node-b", "", None):
+        found = refused(asked(token_node=token_node), old=RESIZED_POD, new=raised)
+        assert found == ["nodeagent may resize only pods of its own node"]
+    for namespace in ("kube-system", "nodeagent"):
+        found = refused(asked(namespace=namespace), old=RESIZED_POD, new=raised)
+        assert found == ["nodeagent may resize no pods of kube-system or of its own namespace"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((*RESOURCES, "limits", "cpu"), "2", ONLY_MEMORY),
+        ((*RESOURCES, "limits", "cpu"), None, ONLY_MEMORY),
+        ((*RESOURCES, "requests", "nvidia.com/gpu"), "1", ONLY_MEMORY),
+        ((*RESOURCES, "requests"), None, ONLY_MEMORY),
+        ((*RESOURCES, "limits", "memory"), None, ONLY_MEMORY),
+        ((*RESOURCES, "claims"), [{"name": "gpu"}], ONLY_MEMORY),
+        (("spec", "containers", 0, "image"), "evil", ONLY_RESOURCES),
+        (("spec", "containers", 1, "resizePolicy"), [{"resourceName": "memory"}], ONLY_RESOURCES),
+        (("spec", "initContainers", 0, "image"), "evil", ONLY_RESOURCES),
+        (("spec", "priority"), 9, ONLY_RESOURCES),
+        (("spec", "fieldOfTomorrow"), "x", ONLY_RESOURCES),
+        (("metadata", "labels"), {"app": "other"}, ONLY_RESOURCES),
+    ],
+)
+def test_a_resize_may_change_nothing_but_memory(path: tuple[str | int, ...], value: Any, message: str) -> None:
+    assert refused(request("pods", sub="resize"), old=RESIZED_POD, new=resized(path, value)) == [message]
+
+
+def test_a_server_may_have_counted_a_version_meanwhile() -> None:
+    new = resized(("metadata", "resourceVersion"), "8")
+    assert refused(request("pods", sub="resize"), old=RESIZED_POD, new=new) == []

@@ -240,6 +240,14 @@ def test_rights_follow_the_version_and_the_configuration(render: Render) -> None
     asking = render(config={"evictionRequest": {"enabled": True}})
     assert asking["ClusterRole", "nodeagent-eviction-request"]["rules"][0]["verbs"] == ["create", "get", "patch"]
     assert ("ValidatingAdmissionPolicy", "nodeagent-eviction-requests") in asking
+    assert ("ClusterRole", "nodeagent-resize") not in default
+    resizing = {"ownLimit": {"enabled": True, "resize": {"enabled": True, "namespaces": ["shop"]}}}
+    raised = render(config=resizing)
+    assert raised["ClusterRole", "nodeagent-resize"]["rules"][0]["resources"] == ["pods/resize"]
+    assert ("ClusterRoleBinding", "nodeagent-resize") in raised
+    assert ("ValidatingAdmissionPolicyBinding", "nodeagent-resize") in raised
+    bare = render(config=resizing, admissionPolicies=False)
+    assert not [kind for kind, _ in bare if kind.startswith("ValidatingAdmission")]
     assert not [kind for kind, _ in render(admissionPolicies=False) if kind.startswith("ValidatingAdmission")]
 
 
@@ -363,6 +371,7 @@ def test_all_components_go_together(kustomize: str, tmp_path: Path) -> None:
         "replacements",
         "node-fit",
         "eviction-request",
+        "resize",
         "kubernetes-1.35",
         "monitoring",
     )

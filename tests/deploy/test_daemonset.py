@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from nodeagent import __version__
+from nodeagent.config.own_limit import OwnLimitConfig, ResizeConfig
 from nodeagent.config.schema import (
     Config,
     EscalationConfig,
@@ -51,6 +52,7 @@ RIGHTS_OF_PATHS: Final = {
     "/api/v1/namespaces/{}/pods/{}": {"delete pods"},
     "/api/v1/namespaces/{}/pods/{}/eviction": {"create pods/eviction"},
     "/api/v1/namespaces/{}/pods/{}/status": {"patch pods/status"},
+    "/api/v1/namespaces/{}/pods/{}/resize": {"patch pods/resize"},
     "/apis/apps/v1/namespaces/{}/replicasets/{}": {"get replicasets.apps"},
     "/apis/apps/v1/namespaces/{}/statefulsets/{}": {"get statefulsets.apps"},
     "/apis/policy/v1/namespaces/{}/poddisruptionbudgets": {
@@ -82,6 +84,7 @@ OVERRIDING: Final = INSTALLED._replace(escalation=EscalationConfig(on_blocked=On
 WAITING: Final = INSTALLED._replace(protection=ProtectionConfig(replacement_wait_s=600.0))
 FITTING: Final = INSTALLED._replace(protection=ProtectionConfig(node_fit=True))
 ASKING: Final = INSTALLED._replace(eviction_request=EvictionRequestConfig(enabled=True))
+RESIZING: Final = INSTALLED._replace(own_limit=OwnLimitConfig(enabled=True, resize=ResizeConfig(enabled=True)))
 FLEET: Final = INSTALLED._replace(fleet=FleetConfig(max_concurrent_evictions=1))
 
 CAPABILITIES: Final = {
@@ -286,6 +289,18 @@ def test_the_rights_of_eviction_requests_are_apart_and_delete_nothing() -> None:
     assert {rule.verb for rule in rules_of(role)} == {"create", "get", "patch"}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == document_of("ClusterRoleBinding")["subjects"]
+
+
+def test_the_right_to_resize_is_apart_and_has_its_policy() -> None:
+    made = list(yaml.safe_load_all((REPOSITORY / "examples" / "resize.yaml").read_text(encoding="utf-8")))
+    role, binding = made[:2]
+    policy = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+    assert [each["kind"] for each in made] == ["ClusterRole", "ClusterRoleBinding", *policy]
+    assert sorted(rules_of(role)) == sorted(rules_for(RESIZING) - rules_for(INSTALLED))
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == document_of("ClusterRoleBinding")["subjects"]
+    [rule] = made[2]["spec"]["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (["pods/resize"], ["UPDATE"])
 
 
 # --- the pod ---------------------------------------------------------------------------------------------------------

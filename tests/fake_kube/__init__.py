@@ -10,9 +10,10 @@ watch with chunks, bookmarks and 410; evictions with PDBs, preconditions, grace 
 of node and pod status; taints under a resourceVersion; 401, 403, 409, 415, 422, 429 of both kinds, 500. An evicted pod
 gets its deletionTimestamp and goes away after its grace (`linger_s` overrides it; None: only by `delete_pod`).
 
-Knobs: `on_eviction(pod, body)` is called for each accepted eviction or delete, `at_request(request, done)` before and
-after each request is carried out; `instead(request)` replaces an answer, `on_answer` its bytes, `on_watch` the lines
-of a watch; `set_pdb`; `throttle(seconds)`;
+Knobs: `on_eviction(pod, body)` is called for each accepted eviction or delete, `on_resize(pod)` for each resize (what
+came of it is in `resize`, which is not recorded), `at_request(request, done)` before and after each request is carried
+out; `instead(request)` replaces an answer, `on_answer` its bytes, `on_watch` the lines of a watch; `set_pdb`;
+`throttle(seconds)`;
 `forbid("patch", "nodes/status")`; `grant(account, rules)`; `tokens` (token -> user); `minor` (version of the server),
 `constrained_impersonation`; `compact()` and `end_watches()`; `kubelet(every_s)` puts
 False over a foreign pressure condition as a live kubelet does; `delay_s` for every answer; `go_down()`, `come_back()`.

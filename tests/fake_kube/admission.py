@@ -36,13 +36,14 @@ def restrict_pod(api: "ApiServer", node: str, target: Target, *, deleted: bool) 
     """NodeRestriction (plugin/pkg/admission/noderestriction/admission.go, admitPod, admitPodStatus, admitPodEviction):
     evictions, deletions and status only of the node's own pods."""
     pod = watch.stored_object(api, target._replace(subresource=""))
-    if pod["spec"].get("nodeName") == node:
+    if pod["spec"].get("nodeName") == node and target.subresource in ("", "status", "eviction"):
         return
+    only = f"unexpected pod subresource \"{target.subresource}\", only 'status' and 'eviction' are allowed"
     why = {
         "eviction": f"node {node} can only evict pods with spec.nodeName set to itself",
         "status": f'node "{node}" can only update pod status for pods with spec.nodeName set to itself',
         "": f'node "{node}" can only {"delete" if deleted else "create"} pods with spec.nodeName set to itself',
-    }[target.subresource]
+    }.get(target.subresource, only)
     subject = f'{target.group_resource} "{target.name}" is forbidden'
     raise RefusedError(403, "Forbidden", f"{subject}: {why}", details=target.details())
 

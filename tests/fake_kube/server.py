@@ -17,6 +17,7 @@ from tests.fake_kube import (
     impersonation,
     messages,
     objects,
+    resize,
     watch,
     writes,
 )
@@ -61,6 +62,8 @@ class ApiServer:
         KEP). Empty: the server does not serve them, which is its default."""
         self.kubelet_configuration: Json = {}
         """What each node's kubelet answers under /configz: its settings, as far as a test needs them."""
+        self.on_resize: Callable[[Json], None] | None = None
+        """Called with each pod whose spec was resized: what its kubelet does is the test's (`fake_kube.resize`)."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
         self.instead: Callable[[Request], Answer | None] | None = None
         """Asked first for each answer: the answer of a proxy or of a passing fault; None: the server's own. It may
@@ -371,6 +374,8 @@ class ApiServer:
                 return watch.get(self, request, target) if target.name else watch.list_objects(self, request, target)
             if target.subresource == "eviction":
                 return eviction.evict(self, request, target)
+            if target.resource == "pods" and target.subresource == "resize":
+                return resize.patch(self, request, target)
             if target.subresource == "binding":
                 return writes.bind(self, request, target)
             if target.subresource == "token":

@@ -28,6 +28,7 @@ COPIES: Final = {
     "kustomize/components/replacements/replacements.yaml": "examples/replacements.yaml",
     "kustomize/components/node-fit/node-fit.yaml": "examples/node-fit.yaml",
     "kustomize/components/eviction-request/eviction-request.yaml": "examples/eviction-request.yaml",
+    "kustomize/components/resize/resize.yaml": "examples/resize.yaml",
     "kustomize/components/kubernetes-1.35/rights.yaml": "examples/kubernetes-1.35.yaml",
     "kustomize/components/monitoring/podmonitor.yaml": "monitoring/podmonitor.yaml",
     "kustomize/components/monitoring/prometheusrule.yaml": "monitoring/prometheusrule.yaml",
@@ -69,6 +70,10 @@ def files() -> dict[str, str]:
             'dig "evictionRequest" "enabled" false .Values.config',
             "---\n".join(_with_policies(text) for text in _documents(read["examples/eviction-request.yaml"])),
         ),
+        "resize": _if(
+            'dig "ownLimit" "resize" "enabled" false .Values.config',
+            "---\n".join(_with_policies(text) for text in _documents(read["examples/resize.yaml"])),
+        ),
     }
     sources = {
         "direct-rights": "examples/kubernetes-1.35.yaml",
@@ -76,6 +81,7 @@ def files() -> dict[str, str]:
         "replacements": "examples/replacements.yaml",
         "node-fit": "examples/node-fit.yaml",
         "eviction-request": "examples/eviction-request.yaml",
+        "resize": "examples/resize.yaml",
     }
     return {
         **{copy: read[source] for copy, source in COPIES.items()},

@@ -145,6 +145,8 @@ SHIPPED = {
     "examples/pools.yaml": "valid",
     "examples/replacements.yaml": "2 Kubernetes objects (ClusterRole, ClusterRoleBinding), without a configuration of "
     "nodeagent",
+    "examples/resize.yaml": "4 Kubernetes objects (ClusterRole, ClusterRoleBinding, ValidatingAdmissionPolicy, "
+    "ValidatingAdmissionPolicyBinding), without a configuration of nodeagent",
     "systemd/config.yaml": "valid",
 }
 """Every file that this project ships as a configuration or a manifest, and what it is."""

@@ -38,6 +38,7 @@ STEPS = {
     "session.announce": Step((15,), "Node Event and slot request"),
     "executor.start_reclaim": Step((16,), "Reclaim orders"),
     "executor.start_hooks": Step((16,), "Hooks before evictions of the soft tier"),
+    "executor.resize": Step((16,), "Resizes of pods: log, save, send"),
     "executor.prefer_for_oom": Step((16,), "oom_score_adj of the next victims"),
     "observer.request_recount": Step((17,), "Recounts are requested before the record"),
     "record": Step((18,), "The record last"),

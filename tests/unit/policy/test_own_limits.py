@@ -64,14 +64,13 @@ def test_a_ramp_is_near_its_limit_a_grace_period_before_it_and_from_the_share_on
 def test_the_message_has_the_container_the_usage_the_limit_and_the_time() -> None:
     found = near(limited(400, 410, 420, 430))
     assert found is not None
-    assert found.message == (
-        "Container app was using 430Mi of its memory limit 512Mi, grows 20Mi a second and reaches it in 4.1s; "
-        "evicted before the kernel kills it. "
+    assert found.facts == (
+        "Container app was using 430Mi of its memory limit 512Mi, grows 20Mi a second and reaches it in 4.1s"
     )
     [own] = found.view.usage.own_limits if found.view.usage else ()
     of_pod = near(PodView(found.view.pod, usage(found.view.pod, own_limits=(own._replace(container_id=""),))))
     assert of_pod is not None
-    assert of_pod.message.startswith("Pod web was using 430Mi of its memory limit 512Mi")
+    assert of_pod.facts.startswith("Pod web was using 430Mi of its memory limit 512Mi")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,7 @@ def test_the_warm_up_of_a_container_that_was_restarted_in_an_old_pod_is_no_trend
 def test_hardly_anything_left_is_near_without_a_trend() -> None:
     found = near(limited(502))
     assert found is not None
-    assert "has 10Mi left" in found.message
+    assert "has 10Mi left" in found.facts
     assert near(limited(501)) is None
 
 
@@ -113,7 +112,7 @@ def test_stalls_count_only_close_to_the_limit_and_if_the_kernel_reclaims_for_it(
     stalled = {"stall_some_avg10": 40.0, "reclaimed_lately": True}
     found = near(limited(470, **stalled))
     assert found is not None
-    assert "stalls on memory 40% of the time" in found.message
+    assert "stalls on memory 40% of the time" in found.facts
     assert near(limited(450, **stalled)) is None
     assert near(limited(470, stall_some_avg10=40.0)) is None
     assert near(limited(470, stall_some_avg10=20.0, reclaimed_lately=True)) is None

@@ -20,6 +20,7 @@ SMALL = RateLimits(
     last_resort=TokenBucket(1, 12.0),
     hook=TokenBucket(1, 12.0),
     own_limit=TokenBucket(1, 12.0),
+    resize=TokenBucket(1, 12.0),
 )
 KEYS = rate_limits.bucket_keys(pod("web"), Signal.MEMORY)
 

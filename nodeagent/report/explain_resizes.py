@@ -1,0 +1,32 @@
+"""`nodeagent explain`: the resizes that a decision ordered (`ownLimit.resize`), and what came of each."""
+
+from nodeagent.report import record_fields, wording
+from nodeagent.report.recorded_decisions import RecordedDecision
+from nodeagent.report.sections import GOOD, WARN, Cell, Section
+
+_GOOD = ("accepted", "dry-run", "resized", "restored")
+
+
+def headline(recorded: RecordedDecision) -> Cell | None:
+    """The pods that were to be resized; None if the decision ordered none."""
+    pods = [wording.escape_terminal(record_fields.pod_name(each)) for each in _orders(recorded)]
+    more = f" and {len(pods) - 2} more" if len(pods) > 2 else ""
+    return Cell(f"resize {', '.join(pods[:2])}{more}", WARN) if pods else None
+
+
+def section(recorded: RecordedDecision) -> Section:
+    """Each order with its reason, then the answer of the API server and what the kubelet has made of it."""
+    lines = [
+        Cell(wording.escape_terminal(f"{record_fields.pod_name(order)}: {order.get('message')}"))
+        for order in _orders(recorded)
+    ]
+    for each in recorded.resizes:
+        result, message = str(each.get("result")), str(each.get("message") or "")
+        text = f"{record_fields.pod_name(each)}, container {each.get('container')}: {result}"
+        text += f": {message}" if message else ""
+        lines.append(Cell(wording.escape_terminal(text), GOOD if result in _GOOD else WARN))
+    return Section("RESIZES" if lines else "", lines=tuple(lines))
+
+
+def _orders(recorded: RecordedDecision) -> list[record_fields.JsonObject]:
+    return list(record_fields.items(recorded.decision, "resizes"))
