@@ -63,8 +63,8 @@ LIMITS: Final = {
 }
 """How much the median of the last third may be above that of the first third after the warm-up. Threads and descriptors
 of a session that a reload replaced, and of a request, may be there at one reading and not at the next."""
-MAX_RECORDER: Final = 12 * MIB
-"""Samples have 8 MiB at most, and the recorded decisions their own limit."""
+MAX_RECORDER: Final = 28 * MIB
+"""In memory samples have 8 MiB at most, snapshot files 4, and the two files of recorded decisions 8 each."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
