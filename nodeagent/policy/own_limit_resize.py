@@ -6,10 +6,10 @@ Promises:
    above every memory threshold, and allocatable memory beyond the requests of all pods. Earlier raises count in both as
    if they were used up. What is unknown is not there.
 2. The QoS class stays: of a Guaranteed pod the request rises with the limit, of a Burstable one only the limit.
-3. A container whose resizePolicy restarts it is never resized.
+3. A container whose resizePolicy restarts it is never resized, and no pod of kube-system.
 4. No limit is lowered below what is used of it and a margin (`ResizeConfig.undo_after_s`).
 5. A pod whose raise is under way is not evicted for its limit; every other outcome has a `Refusal`, and leaves the pod
-   to `own_limit_eviction`.
+   to `own_limit_eviction`. This holds also while nothing may be requested, and for a pod whose turn comes next.
 
 A raise is no eviction: PodDisruptionBudgets and the other protections do not apply. It follows the pods near a limit
 (`own_limits`), restarts nothing, and may be too late for a pod that jumps over the rest of its limit.
@@ -41,6 +41,7 @@ from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.resizes import PodResize, ResizeStage, ResizeState
 
 MIB: Final = 1 << 20
+KUBE_SYSTEM: Final = "kube-system"
 SETTLE_S: Final = 6.0
 """After a raise the cgroup's limit is read again within 5 s (`sampling.pods.own_limits.LIMIT_AGE_S`); until then the
 pod looks near the old one."""
@@ -75,19 +76,21 @@ def select_resizes(
     if not config.own_limit.resize.enabled or _blocked(snapshot, now=now, config=config):
         return nothing
     near = [each for each in near if own_limits.resize_opted_in(each.view.pod, config)]
+    waiting = _waiting(state, now=now)
     if (pause := _pause(state, now=now)) is not None:
-        return nothing._replace(refusals=tuple([_about(each, pause) for each in near]))
+        paused = tuple([_about(each, waiting.get(each.view.pod.uid, pause)) for each in near])
+        return nothing._replace(refusals=paused, busy=frozenset(waiting))
     uids = frozenset([each.view.pod.uid for each in near])
     orders, state = _lower(snapshot, state, near=uids, plan_id=plan_id, now=now, config=config)
     room = headroom(snapshot, judged, state, now=now, config=config)
     refusals: list[Refusal] = []
-    busy: list[str] = []
+    busy = list(waiting)
     most = len(orders) + config.relief.max_victims
     for each in near:
-        if len(orders) >= most:
-            break
-        raised = _raise(each, snapshot, state, room, now=now, config=config)
-        if isinstance(raised, ResizeOrder):
+        raised = waiting.get(each.view.pod.uid) or _raise(each, snapshot, state, room, now=now, config=config)
+        if isinstance(raised, ResizeOrder) and len(orders) >= most:
+            raised = Refusal(RefusalCode.WAITS_FOR_RESIZE, "is raised after those of other pods")
+        elif isinstance(raised, ResizeOrder):
             taken = rate_limits.take_tokens(limit_state, (rate_limits.RESIZE,), now=now, limits=config.rate_limits)
             if isinstance(taken, Refusal):
                 raised = taken
@@ -111,6 +114,12 @@ def _blocked(snapshot: NodeSnapshot, *, now: float, config: Config) -> bool:
     """The evictions for the same limits report why."""
     blocked = preconditions.blocks_all_evictions(snapshot, now=now, config=config)
     return (blocked or preconditions.own_limit_blocked(snapshot)) is not None
+
+
+def _waiting(state: ResizeState, *, now: float) -> dict[str, Refusal]:
+    """The pods with a resize under way, by UID, and which."""
+    standing = ((entry.pod_uid, _standing(entry, now=now)) for entry in state.entries.values())
+    return {uid: one for uid, one in standing if one is not None and one.code is RefusalCode.WAITS_FOR_RESIZE}
 
 
 def _pause(state: ResizeState, *, now: float) -> Refusal | None:
@@ -151,8 +160,13 @@ def _lower(
             or now < entry.until
             or view is None
             or container is None
+            or not view.pod.resource_version
             or len(orders) >= config.relief.max_victims
         ):
+            continue
+        if container.memory_restarts:  # its resizePolicy was changed after the raise
+            why = f"the resizePolicy of container {container.name} would restart it"
+            entries[key] = entry._replace(stage=ResizeStage.KEPT, since=now, until=now, why=why)
             continue
         after = resizes.lowered(entry, plan_id=plan_id, now=now, timeout_s=config.cluster.request_timeout_s)
         to = units.format_spec_quantity(after.requested.limit)
@@ -264,6 +278,8 @@ def _impossible(pod: Pod, container: Container, snapshot: NodeSnapshot) -> str:
     """Why the API server or the kubelet would refuse it (ValidatePodResize; pkg/kubelet/allocation), or empty."""
     reasons = (
         (bool(pod.static or pod.mirror_of), "a static pod cannot be resized"),
+        (not pod.resource_version, "the version of the pod is unknown, so that changes of others could be lost"),
+        (pod.namespace == KUBE_SYSTEM, f"it is a pod of {KUBE_SYSTEM}"),
         (pod.uid == snapshot.own_pod_uid, "it is the agent's own pod"),
         (pod.finished or pod.terminating, "the pod is ending"),
         (pod.pod_limits is not None, "the pod has resources of its own besides those of its containers"),
@@ -293,14 +309,18 @@ def headroom(
         return Refusal(RefusalCode.RESIZE_NO_HEADROOM, "the allocatable memory of the node is unknown")
     if isinstance(requested, str):
         return Refusal(RefusalCode.RESIZE_NO_HEADROOM, f"the memory request of {requested} is unknown")
-    used = {view.pod.uid: _used(view) for view in snapshot.pods}
+    views = {view.pod.uid: view for view in snapshot.pods}
     unused = beyond_requests = 0
     for entry in state.entries.values():
-        most = max(entry.carried.limit, entry.requested.limit)
-        taken = used.get(entry.pod_uid, {}).get(entry.container, 0)
+        most, view = entry.highest_limit, views.get(entry.pod_uid)
+        taken = _used(view).get(entry.container, 0) if view is not None else 0
         unused += max(0, most - max(entry.original.limit, taken))
-        if entry.requested.request is None:
+        if entry.original.request is None:
             beyond_requests += most - entry.original.limit
+        else:  # of a Guaranteed pod; `requested` has what the kubelet has allocated by now
+            container = resizes.find_container(view, entry.container) if view is not None else None
+            request = requests.container_request(container, signal=Signal.MEMORY) if container is not None else None
+            beyond_requests += max(0, most - (request or 0))
     return min(free - unused, allocatable - requested - beyond_requests)
 
 

@@ -85,13 +85,14 @@ def near_limits(views: Iterable[PodView], *, at: float, config: Config) -> tuple
     for view in views:
         if view.usage is None or not view.usage.own_limits or not watched(view.pod, config):
             continue
-        near = (_near(view, own, config) for own in view.usage.own_limits if _usable(own, at, config))
+        near = (_near(view, own, config) for own in view.usage.own_limits if usable(own, at, config))
         if (first := next((each for each in near if each is not None), None)) is not None:
             found.append(first)
     return tuple(found)
 
 
-def _usable(own: OwnLimit, at: float, config: Config) -> bool:
+def usable(own: OwnLimit, at: float, config: Config) -> bool:
+    """Whether a reading is plausible and, at `at`, recent."""
     plausible = own.limit > 0 and 0 <= own.used <= units.MAX_PLAUSIBLE and own.headroom >= own.limit - own.used
     return plausible and 0 <= at - own.read_at <= config.sampling.stale_after_s
 

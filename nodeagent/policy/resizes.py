@@ -7,7 +7,10 @@ Promises:
 2. What came of a request is read from the pod alone: the limit in its spec, the limit and the conditions that the
    kubelet reports. The answer of the API server only says whether to wait for that.
 3. A limit that another client has changed is no longer this agent's: its entry is dropped and nothing is restored.
-4. A raise that the kubelet does not carry out is withdrawn, so that it is not carried out later.
+4. A raise that the kubelet does not carry out is withdrawn, so that it is not carried out later. One that it carries
+   out before that stays: the container may use it.
+5. A request that was given up without an answer may still show in the spec, and is this agent's then.
+6. Only time that the agent has watched is calm: not what passed before a start or in a suspend.
 
 Theory of operation. An entry knows the amounts before the first raise (`original`), those that the kubelet has carried
 out (`carried`), and those of the spec before and after the last request (`previous`, `requested`). `advance` compares
@@ -29,7 +32,7 @@ from nodeagent.model import (
     ResizeResult,
     units,
 )
-from nodeagent.policy import rate_limits
+from nodeagent.policy import own_limits, rate_limits
 from nodeagent.policy.rate_limits import RateLimitState
 
 ACTUATE_S: Final = 15.0
@@ -66,7 +69,7 @@ class ResizeStage(enum.StrEnum):
     BACKED_OFF = "backed-off"
     """The last raise failed."""
     KEPT = "kept"
-    """The API server refuses to lower the limit (before Kubernetes 1.34)."""
+    """It cannot be lowered: the API server refuses that (before Kubernetes 1.34), or it would restart the container."""
     DRY_RUN = "dry-run"
 
 
@@ -104,6 +107,18 @@ class PodResize(NamedTuple):
     """Since when the container could live with its first limit."""
     why: str = ""
     """Of a failure."""
+    unsettled: MemoryAmounts | None = None
+    """What a request asked for that was given up without an answer, or before the spec had it."""
+
+    @property
+    def highest_limit(self) -> int:
+        """The highest limit that the kubelet may set by what was requested."""
+        amounts = [self.carried, self.requested]
+        if self.stage in OPEN:
+            amounts.append(self.previous)
+        if self.unsettled is not None:
+            amounts.append(self.unsettled)
+        return max(each.limit for each in amounts)
 
     @property
     def key(self) -> str:
@@ -132,12 +147,14 @@ def is_open(state: ResizeState) -> bool:
 
 
 def restored(state: ResizeState) -> ResizeState:
-    """The state after a reload or a start: the API server is asked again, and back-offs end."""
+    """The state after a reload or a start: the API server is asked again, and back-offs and dry runs end. The back-off
+    of a request that may still show in the spec does not."""
+    ends = (ResizeStage.BACKED_OFF, ResizeStage.DRY_RUN)
     entries = {
-        key: entry._replace(until=entry.since) if entry.stage is ResizeStage.BACKED_OFF else entry
+        key: entry._replace(until=entry.since) if entry.stage in ends and entry.unsettled is None else entry
         for key, entry in state.entries.items()
     }
-    return ResizeState(entries)
+    return ResizeState({key: entry._replace(calm_since=None) for key, entry in entries.items()})
 
 
 def after_suspend(state: ResizeState, slept_s: float) -> ResizeState:
@@ -146,7 +163,7 @@ def after_suspend(state: ResizeState, slept_s: float) -> ResizeState:
         key: entry._replace(since=entry.since + slept_s, until=entry.until + slept_s) if entry.stage in OPEN else entry
         for key, entry in state.entries.items()
     }
-    return state._replace(entries=entries)
+    return state._replace(entries={key: entry._replace(calm_since=None) for key, entry in entries.items()})
 
 
 def planned(order: ResizeOrder, before: PodResize | None, *, plan_id: str, now: float, timeout_s: float) -> PodResize:
@@ -177,6 +194,7 @@ def lowered(entry: PodResize, *, plan_id: str, now: float, timeout_s: float) -> 
         requested=entry.carried if withdraws else entry.original,
         since=now,
         until=now + timeout_s + ACTUATE_S,
+        unsettled=None,
     )
 
 
@@ -219,23 +237,27 @@ def _advanced(
     entry: PodResize, view: PodView, container: Container, *, now: float, config: Config
 ) -> tuple[PodResize | None, ResizeResult | None, str]:
     """The entry, or None if it has ended; what came of the last request, if that is known now; and a text about it."""
+    before = entry
     spec = container.limits.memory
     actual = container.actual_limits.memory if container.actual_limits is not None else None
+    if entry.stage is ResizeStage.DRY_RUN:
+        entry = entry._replace(stage=ResizeStage.BACKED_OFF, requested=entry.previous)
+        if spec == entry.previous.limit and now < entry.until:
+            return before, None, ""
+    entry = _shown(entry, spec, now)
     stage, requested = entry.stage, entry.requested.limit
-    if stage is ResizeStage.DRY_RUN:
-        return (entry if now < entry.until else None), None, ""
     if spec != requested and not (stage in OPEN and spec == entry.previous.limit):
         return None, ResizeResult.SUPERSEDED, f"its memory limit is {_amount(spec)} now, set by another client"
     if stage is ResizeStage.BACKED_OFF:
         if now < entry.until:
             return entry, None, ""
-        back = entry._replace(stage=ResizeStage.RAISED, since=now, calm_since=None, why="")
+        back = entry._replace(stage=ResizeStage.RAISED, since=now, calm_since=None, why="", unsettled=None)
         return (back if entry.carried != entry.original else None), None, ""
     if stage in (ResizeStage.RAISED, ResizeStage.KEPT):
         carried = entry.requested if actual == requested else entry.carried
-        calm_since = (entry.calm_since or now) if _is_calm(entry, view, container, config) else None
+        calm_since = (entry.calm_since or now) if _is_calm(entry, view, container, now, config) else None
         return entry._replace(carried=carried, calm_since=calm_since), None, ""
-    if stage is ResizeStage.TO_WITHDRAW:
+    if stage is ResizeStage.TO_WITHDRAW and actual != requested:
         return entry, None, ""
     if spec != requested:
         return (entry, None, "") if now < entry.until else _lost(entry, now)
@@ -244,7 +266,7 @@ def _advanced(
     if actual == requested:
         if stage is ResizeStage.RESTORING:
             return None, ResizeResult.RESTORED, f"its memory limit is {_amount(requested)} again"
-        raised = entry._replace(stage=ResizeStage.RAISED, carried=entry.requested, since=now, calm_since=None)
+        raised = entry._replace(stage=ResizeStage.RAISED, carried=entry.requested, since=now, calm_since=None, why="")
         return (
             raised,
             ResizeResult.RESIZED,
@@ -257,6 +279,25 @@ def _advanced(
         # The spec has the first limit; the kubelet goes on to lower it by itself.
         return None, result, why
     return entry._replace(stage=ResizeStage.TO_WITHDRAW, since=now, until=now, why=f"{result}: {why}"), result, why
+
+
+def _shown(entry: PodResize, spec: int | None, now: float) -> PodResize:
+    """The entry with its request that was given up as the last one, if the spec has it now."""
+    late = entry.unsettled
+    if late is None or spec != late.limit or spec == entry.requested.limit:
+        return entry
+    stage = ResizeStage.RESTORING if late.limit != entry.carried.limit else ResizeStage.WITHDRAWING
+    if late.limit > entry.requested.limit:
+        stage = ResizeStage.REQUESTED
+    return entry._replace(
+        stage=stage,
+        previous=entry.requested,
+        requested=late,
+        since=now,
+        until=now + ACTUATE_S,
+        unsettled=None,
+        why="",
+    )
 
 
 def _failure(entry: PodResize, view: PodView, now: float) -> tuple[ResizeResult | None, str]:
@@ -275,28 +316,27 @@ def _failure(entry: PodResize, view: PodView, now: float) -> tuple[ResizeResult 
 
 def _lost(entry: PodResize, now: float) -> tuple[PodResize | None, ResizeResult | None, str]:
     """The spec never got what was requested: no answer came, and the process may have died before it sent anything."""
-    return (
-        _refused(entry, "no answer came, and the pod has not changed", now, RETRY_S),
-        ResizeResult.NO_RESULT,
-        ("no answer came, and the pod has not changed"),
-    )
+    why = "no answer came, and the pod has not changed"
+    after = _refused(entry, why, now, RETRY_S)
+    return after._replace(unsettled=entry.requested), ResizeResult.NO_RESULT, why
 
 
-def _is_calm(entry: PodResize, view: PodView, container: Container, config: Config) -> bool:
+def _is_calm(entry: PodResize, view: PodView, container: Container, now: float, config: Config) -> bool:
     """Whether the container could live with its first limit. Unknown is not calm. The kubelet does not lower a limit
-    below what is used, page cache included (KEP-1287, memory limit decreases)."""
+    below what is used, page cache included (KEP-1287, memory limit decreases); of a pod without a limit no more is
+    known of a container than of the whole pod."""
     usage = view.usage
     own = (
         next((each for each in usage.own_limits if each.container_id == container.container_id), None)
         if usage
         else None
     )
-    if usage is None or own is None or usage.memory_usage is None:
+    if usage is None or own is None or usage.memory_usage is None or not own_limits.usable(own, now, config):
         return False
     if own.used > config.own_limit.trend_above * entry.original.limit:
         return False
     more = entry.requested.limit - entry.original.limit
-    return usage.memory_limit is None or usage.memory_usage <= usage.memory_limit - more
+    return usage.memory_usage <= (entry.original.limit if usage.memory_limit is None else usage.memory_limit - more)
 
 
 def _report(entry: PodResize, result: ResizeResult, message: str, now: float) -> ResizeOutcome:

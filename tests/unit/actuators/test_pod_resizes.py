@@ -145,3 +145,41 @@ def test_no_answer_is_uncertain_and_no_connection_is_certain(api: ApiServer, tmp
     assert outcome(api, tmp_path, wanted, timeout_s=0.5).result is ResizeResult.UNCERTAIN
     api.go_down()
     assert outcome(api, tmp_path, wanted).result is ResizeResult.NOT_SENT
+
+
+def test_orders_behind_a_slow_answer_are_not_sent_after_their_deadline(api: ApiServer, tmp_path: Path) -> None:
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+    there = threading.Semaphore(0)
+    resizer = PodResizer(transport, wake=there.release, timeout_s=0.5)
+    api.delay_s = 2.0
+    for name in ("plan-1", "plan-2", "plan-3"):
+        resizer.submit(name, order(api))
+    assert all(there.acquire(timeout=30) for _ in range(3))
+    found = resizer.take()
+    resizer.stop()
+    transport.close()
+    assert [(each.plan_id, each.result) for each in found] == [
+        ("plan-1", ResizeResult.UNCERTAIN),
+        ("plan-2", ResizeResult.NOT_SENT),
+        ("plan-3", ResizeResult.NOT_SENT),
+    ]
+    assert len(api.sent("PATCH", "/api/v1/namespaces/default/pods/web/resize")) <= 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'{"kind": "Pod", "metadata": null}',
+        b'{"kind": "Pod", "metadata": {"uid": 7}}',
+        b'{"kind": "Pod"',
+        b"[" * 200_000,
+        b'{"kind": "Status", "status": "Success"}',
+        b"\xff\xfe",
+    ],
+)
+def test_garbage_in_an_answer_is_uncertain_and_ends_no_worker(api: ApiServer, tmp_path: Path, body: bytes) -> None:
+    api.instead = lambda request: Answer(200, body, "application/json") if request.path.endswith("/resize") else None
+    assert outcome(api, tmp_path, order(api)).result is ResizeResult.UNCERTAIN

@@ -4,105 +4,40 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.own_limit import OwnLimitConfig, ResizeConfig
-from nodeagent.config.schema import Config, Mode, TokenBucket
+from nodeagent.config.own_limit import OwnLimitConfig
+from nodeagent.config.schema import Mode, TokenBucket
 from nodeagent.model import (
-    Container,
     MemoryAmounts,
     NodeSnapshot,
     OwnLimit,
-    Plan,
     PodView,
     QOSClass,
     RefusalCode,
-    ResizeOutcome,
     ResizeResult,
     Resources,
     Signal,
 )
-from nodeagent.policy import engine, outcomes, resizes, state
+from nodeagent.policy import resizes, state
 from nodeagent.policy.resizes import ResizeStage
 from nodeagent.policy.state import PolicyState
 from nodeagent.records.state_file import StateFile
-from tests.support.nodes import GI, MI, NOW, PLENTY, config, hard, pod, snapshot, usage
-
-ID = "c" * 64
-LIMIT = 512 * MI
-RESIZE = ResizeConfig(enabled=True, namespaces=("shop",), undo_after_s=600.0)
-SETTINGS = config(
-    own_limit=OwnLimitConfig(enabled=True, resize=RESIZE),
-    rate_limits=PLENTY._replace(resize=TokenBucket(10, 12.0)),
-    mode=Mode.ENFORCE,
+from tests.support.nodes import GI, MI, NOW, PLENTY, config, hard
+from tests.support.resizes import (
+    BOTH,
+    ID,
+    LIMIT,
+    RESIZE,
+    SETTINGS,
+    answered,
+    calm,
+    codes,
+    decide,
+    node,
+    raised,
+    results,
+    stage,
+    web,
 )
-BOTH = SETTINGS._replace(own_limit=SETTINGS.own_limit._replace(namespaces=("shop",)))
-
-
-def web(
-    used_mib: int = 505,
-    *,
-    at: float = NOW,
-    spec: int = LIMIT,
-    actual: int | None = LIMIT,
-    request: int = 256 * MI,
-    qos: QOSClass = QOSClass.BURSTABLE,
-    container: dict[str, Any] | None = None,
-    **more: Any,
-) -> PodView:
-    """A pod with one container that uses so much of the limit that the kernel enforces."""
-    main = Container(
-        "main",
-        requests=Resources(memory=request),
-        limits=Resources(memory=spec),
-        actual_limits=None if actual is None else Resources(memory=actual),
-        container_id=ID,
-        running=True,
-    )._replace(**(container or {}))
-    of = pod("web", qos=qos, containers=(main,), resource_version="7", **more)
-    limit = actual or spec
-    own = OwnLimit(ID, limit, used_mib * MI, limit - used_mib * MI, at)
-    return PodView(of, usage(of, used_mib * MI, own_limits=(own,), memory_limit=limit, at=at))
-
-
-def node(*pods: PodView, at: float = NOW, allocatable: int | None = 8 * GI, **more: Any) -> NodeSnapshot:
-    return snapshot(*pods, at=at, allocatable_memory=allocatable, **more)
-
-
-def decide(
-    on: NodeSnapshot, before: PolicyState | None = None, settings: Config = SETTINGS
-) -> tuple[Plan, PolicyState]:
-    return engine.decide(on, before or state.initial("test", now=NOW), now=on.taken_at, config=settings)
-
-
-def codes(plan: Plan) -> list[RefusalCode]:
-    return [refusal.code for refusal in plan.refusals]
-
-
-def results(plan: Plan) -> list[ResizeResult]:
-    return [report.result for report in plan.resize_reports]
-
-
-def answered(
-    before: PolicyState, plan: Plan, result: ResizeResult, *, at: float = NOW, status: int | None = None
-) -> PolicyState:
-    [order] = plan.resizes
-    outcome = ResizeOutcome(
-        plan.id, order.pod_uid, order.namespace, order.name, order.container, result, "said so", at, http_status=status
-    )
-    return outcomes.apply_resize(before, outcome, config=SETTINGS)
-
-
-def stage(of: PolicyState) -> ResizeStage:
-    [entry] = of.resizes.entries.values()
-    return entry.stage
-
-
-def raised(at: float = NOW + 2) -> PolicyState:
-    """The state after a raise to 640Mi that the kubelet has carried out."""
-    plan, after = decide(node(web()))
-    after = answered(after, plan, ResizeResult.ACCEPTED)
-    plan, after = decide(node(web(300, at=at, spec=640 * MI, actual=640 * MI), at=at), after)
-    assert results(plan) == [ResizeResult.RESIZED]
-    return after
 
 
 def test_it_is_off_by_default() -> None:
@@ -334,19 +269,6 @@ def test_an_uncertain_answer_is_settled_by_the_pod() -> None:
     assert results(lost) == [ResizeResult.NO_RESULT]
     assert stage(later) is ResizeStage.BACKED_OFF
     assert later.rate_limits.levels["resize"].tokens == 9, "it may have been carried out"
-
-
-def calm(before: PolicyState, used_mib: int, seconds: float, **more: Any) -> tuple[Plan, PolicyState]:
-    """Decisions every minute for so long."""
-    plan, at = None, NOW + 30
-    while at <= NOW + 30 + seconds:
-        view = web(used_mib, at=at, spec=640 * MI, actual=640 * MI, **more)
-        plan, before = decide(node(view, at=at), before)
-        at += 60
-        if plan.resizes:
-            break
-    assert plan is not None
-    return plan, before
 
 
 def test_after_a_calm_while_the_first_limit_is_restored() -> None:
