@@ -10,7 +10,7 @@ Promises:
 4. A raise that the kubelet does not carry out is withdrawn, so that it is not carried out later. One that it carries
    out before that stays: the container may use it.
 5. A request that was given up without an answer may still show in the spec, and is this agent's then.
-6. Only time that the agent has watched is calm: not what passed before a start or in a suspend.
+6. Only time that the agent has watched is calm: not what passed before a start, in a suspend, or while it was off.
 
 Theory of operation. An entry knows the amounts before the first raise (`original`), those that the kubelet has carried
 out (`carried`), and those of the spec before and after the last request (`previous`, `requested`). `advance` compares
@@ -146,15 +146,20 @@ def is_open(state: ResizeState) -> bool:
     return any(entry.stage in OPEN for entry in state.entries.values())
 
 
-def restored(state: ResizeState) -> ResizeState:
-    """The state after a reload or a start: the API server is asked again, and back-offs and dry runs end. The back-off
-    of a request that may still show in the spec does not."""
+def restored(state: ResizeState, *, watched: bool) -> ResizeState:
+    """The state after a reload (`watched`) or a start: the API server is asked again, and back-offs and dry runs end.
+    The back-off of a request that may still show in the spec does not."""
     ends = (ResizeStage.BACKED_OFF, ResizeStage.DRY_RUN)
     entries = {
         key: entry._replace(until=entry.since) if entry.stage in ends and entry.unsettled is None else entry
         for key, entry in state.entries.items()
     }
-    return ResizeState({key: entry._replace(calm_since=None) for key, entry in entries.items()})
+    return ResizeState(entries if watched else _not_calm(entries))
+
+
+def _not_calm(entries: Mapping[str, PodResize]) -> dict[str, PodResize]:
+    """After a time in which nothing was watched."""
+    return {key: entry._replace(calm_since=None) for key, entry in entries.items()}
 
 
 def after_suspend(state: ResizeState, slept_s: float) -> ResizeState:
@@ -163,7 +168,7 @@ def after_suspend(state: ResizeState, slept_s: float) -> ResizeState:
         key: entry._replace(since=entry.since + slept_s, until=entry.until + slept_s) if entry.stage in OPEN else entry
         for key, entry in state.entries.items()
     }
-    return state._replace(entries={key: entry._replace(calm_since=None) for key, entry in entries.items()})
+    return state._replace(entries=_not_calm(entries))
 
 
 def planned(order: ResizeOrder, before: PodResize | None, *, plan_id: str, now: float, timeout_s: float) -> PodResize:
@@ -207,10 +212,11 @@ class Advanced(NamedTuple):
 
 
 def advance(state: ResizeState, snapshot: NodeSnapshot, *, now: float, config: Config) -> Advanced:
-    """The state by this snapshot, and what came of requests since the last one. Nothing changes without a list of the
-    pods, and while `ownLimit.resize` is off."""
-    off = not (config.own_limit.enabled and config.own_limit.resize.enabled)
-    if not state.entries or off or snapshot.pods_synced_at is None:
+    """The state by this snapshot, and what came of requests since the last one. Nothing is known without a list of the
+    pods, and nothing is watched while `ownLimit.resize` is off."""
+    if not (config.own_limit.enabled and config.own_limit.resize.enabled):
+        return Advanced(state._replace(entries=_not_calm(state.entries)), ())
+    if not state.entries or snapshot.pods_synced_at is None:
         return Advanced(state, ())
     views = {view.pod.uid: view for view in snapshot.pods}
     entries: dict[str, PodResize] = {}

@@ -53,12 +53,13 @@ def restored(state: PolicyState, *, instance: str) -> PolicyState:
     Everything is kept (grace periods, damping, rate limits, evictions in flight), but no threshold is due before enough
     fresh samples.
     """
-    sequence = state.sequence if state.instance == instance else 0
+    same_process = state.instance == instance
+    sequence = state.sequence if same_process else 0
     return state._replace(
         instance=instance,
         sequence=sequence,
         thresholds=thresholds.observe_only(state.thresholds),
-        resizes=resizes.restored(state.resizes),
+        resizes=resizes.restored(state.resizes, watched=same_process),
     )
 
 

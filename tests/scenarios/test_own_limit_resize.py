@@ -158,6 +158,7 @@ def test_a_deferred_raise_is_withdrawn_and_the_pod_evicted(kubepods: Kubepods, a
     assert agent.stop() == 0
 
 
+@pytest.mark.timeout(300)  # `undoAfter` is a minute
 def test_a_calm_container_gets_its_first_limit_again(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
     """The agent is stopped and started in between: the state has what is to be undone."""
     web = Web(kubepods, api)

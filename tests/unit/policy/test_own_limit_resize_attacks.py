@@ -23,6 +23,7 @@ from tests.support.resizes import (
 )
 
 UP = 640 * MI
+OFF = SETTINGS._replace(own_limit=SETTINGS.own_limit._replace(enabled=False))
 
 
 def named(view: PodView, name: str) -> PodView:
@@ -224,6 +225,19 @@ def test_time_that_nobody_has_watched_is_not_calm() -> None:
     assert plan.resizes == (), "the agent did not run"
     slept, _ = decide(node(web(300, at=at, **full), at=at, suspended_s=9_990.0), before._replace(suspended_s=0.0))
     assert slept.resizes == (), "the machine slept"
+    _, off = decide(node(web(300, at=at, **full), at=at), before, OFF)
+    plan, _ = decide(node(web(300, at=at, **full), at=at), off)
+    assert plan.resizes == (), "the raises were off"
+
+
+def test_a_reload_forgets_no_calm() -> None:
+    full: dict[str, Any] = {"spec": UP, "actual": UP}
+    at = NOW + 30
+    _, before = decide(node(web(300, at=at, **full), at=at), raised())
+    at += 10_000
+    plan, _ = decide(node(web(300, at=at, **full), at=at), state.restored(before, instance=before.instance))
+    [order] = plan.resizes
+    assert order.lowers
 
 
 def test_without_a_version_of_the_pod_nothing_is_requested() -> None:
