@@ -50,16 +50,23 @@ class Web:
 
     def __init__(self, kubepods: Kubepods, api: ApiServer) -> None:
         self.api = api
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", EATER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._answer() == "up"
+        self.start()
         kubepods.adopt(WEB, self.process, qos="burstable")
         [directory] = (HIERARCHIES[0] / kubepods.root / "kubepods").glob(f"*/pod{WEB}")
         self.limit_file = directory / container_id(WEB) / "memory.limit_in_bytes"
         self.limit_file.write_text(str(128 * MIB))
         self.kubelet: Callable[[dict[str, Any]], None] = self.carry_out
         api.on_resize = lambda entry: threading.Thread(target=self.kubelet, args=(entry,), daemon=True).start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", EATER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._answer() == "up"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
     def _answer(self) -> str:
         assert self.process.stdout is not None
@@ -105,6 +112,13 @@ def api() -> Iterator[ApiServer]:
         yield server
 
 
+@pytest.fixture
+def web(kubepods: Kubepods, api: ApiServer) -> Iterator[Web]:
+    found = Web(kubepods, api)
+    yield found
+    found.end()
+
+
 def settings(kubepods: Kubepods) -> dict[str, Any]:
     return {**ON, "sampling": {"cgroupRoot": f"/{kubepods.root}"}}
 
@@ -116,9 +130,8 @@ def known(api: ApiServer) -> None:
 
 
 def test_the_limit_is_raised_and_nobody_is_evicted(
-    kubepods: Kubepods, api: ApiServer, run: StartAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kubepods: Kubepods, api: ApiServer, web: Web, run: StartAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    web = Web(kubepods, api)
     web.eat(60)
     agent = run(**settings(kubepods))
     known(api)
@@ -143,8 +156,9 @@ def test_the_limit_is_raised_and_nobody_is_evicted(
     assert [each["result"] for each in outcomes] == ["accepted", "resized"]
 
 
-def test_a_deferred_raise_is_withdrawn_and_the_pod_evicted(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
-    web = Web(kubepods, api)
+def test_a_deferred_raise_is_withdrawn_and_the_pod_evicted(
+    kubepods: Kubepods, api: ApiServer, web: Web, run: StartAgent
+) -> None:
     web.kubelet = web.defer
     web.eat(60)
     agent = run(**settings(kubepods))
@@ -159,31 +173,27 @@ def test_a_deferred_raise_is_withdrawn_and_the_pod_evicted(kubepods: Kubepods, a
 
 
 @pytest.mark.timeout(300)  # `undoAfter` is a minute
-def test_a_calm_container_gets_its_first_limit_again(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
+def test_a_calm_container_gets_its_first_limit_again(
+    kubepods: Kubepods, api: ApiServer, web: Web, run: StartAgent
+) -> None:
     """The agent is stopped and started in between: the state has what is to be undone."""
-    web = Web(kubepods, api)
     web.eat(60)
     agent = run(**settings(kubepods))
     known(api)
     web.eat(50)
     agent.wait_for_log("resize resized")
     assert agent.stop() == 0
-    web.process.kill()
-    web.process.wait()
-    # The container has restarted with little; its cgroup keeps the raised limit.
-    web.process = subprocess.Popen(
-        [sys.executable, "-c", EATER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    # The container restarts with little; its cgroup keeps the raised limit.
+    web.end()
+    web.start()
     (web.limit_file.parent / "cgroup.procs").write_text(str(web.process.pid))
     again = run(**settings(kubepods))
     until(lambda: again.logged("resize restored"), "the first limit again", timeout_s=150)
     assert web.limit == 128
-    web.process.kill()
     assert again.stop() == 0
 
 
-def test_a_dry_run_sends_nothing(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
-    web = Web(kubepods, api)
+def test_a_dry_run_sends_nothing(kubepods: Kubepods, api: ApiServer, web: Web, start_agent: StartAgent) -> None:
     web.eat(60)
     agent = start_agent(**settings(kubepods), mode="dry-run")
     until(lambda: agent.logged("signal changed"), "the first decision")
