@@ -1,6 +1,7 @@
 """The subresource `resize` of a pod, and what a kubelet makes of a resize.
 
-None of these answers is recorded: no API server with the subresource was at hand. They are written from the sources of
+None of these answers is recorded: no API server with the subresource was at hand (tests/e2e/test_resize.py tries the
+same on one). They are written from the sources of
 Kubernetes: the order and the texts of the refusals from ValidatePodResize (pkg/apis/core/validation/validation.go, of
 1.33), what a patch may change from podResizeStrategy (pkg/registry/core/pod/strategy.go: resources and resizePolicy,
 the rest is dropped), the refusal of nodes from NodeRestriction (plugin/pkg/admission/noderestriction/admission.go), the

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nodeagent.config import quantity
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import connect
 from tests.e2e.cluster import Cluster
 from tests.e2e.this_node import wipe
-from tests.fake_kube import ApiServer, Json, Request, node_object, pod
+from tests.fake_kube import ApiServer, Json, Request, node_object, pod, resize
 from tests.support.livenode import Run
 from tests.support.paths import REPOSITORY
 
@@ -61,6 +62,27 @@ def test_the_suite_passes_and_leaves_nothing_behind(tmp_path: Path, image: str) 
         assert "14 passed" in output
     else:
         assert "no pod starts on node-1" in output
+
+
+def test_the_suite_of_resizes_passes(tmp_path: Path) -> None:
+    image = "registry.k8s.io/pause:3.10"
+
+    def start_limited(pod: Json) -> None:
+        start(pod)
+        pod["status"]["containerStatuses"] = [{"name": "c", "restartCount": 0, "state": {"running": {}}}]
+        resize.carry_out(pod)
+
+    with ApiServer(node=ready_node(image)) as api:
+
+        def act(entry: Json) -> None:
+            wanted = entry["spec"]["containers"][0]["resources"]["requests"]["memory"]
+            beyond = quantity.parse_quantity(wanted) > 1 << 40
+            change = resize.call_infeasible if beyond else resize.carry_out
+            api.modify_pod(entry["metadata"]["namespace"], entry["metadata"]["name"], change)
+
+        api.on_resize = lambda entry: threading.Thread(target=act, args=(entry,), daemon=True).start()
+        with kubelet(api, image, start_limited):
+            assert "4 passed" in run_suite(api, tmp_path, "test_resize.py")
 
 
 def test_what_an_agent_has_set_that_is_already_there_is_not_touched_unless_requested(
