@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.actuators import eviction_requests
 from nodeagent.actuators.conditions import NodeConditions
 from nodeagent.actuators.event_writer import EventReason, EventWriter, KubernetesEvent
+from nodeagent.actuators.eviction_requests import EvictionRequests
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.actuators.taints import NodeTaints
@@ -303,6 +305,25 @@ def test_an_event_is_written(cluster: Cluster) -> None:
     assert not writer.reason, writer.reason
     events = cluster.get(f"/apis/events.k8s.io/v1/namespaces/{cluster.namespace}/events")["items"]
     assert any(e.get("note") == "end-to-end test" for e in events)
+
+
+def serves_eviction_requests(cluster: Cluster) -> bool:
+    try:
+        listed = cluster.get(eviction_requests.ROOT)["resources"]
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return any(each["name"] == eviction_requests.RESOURCE for each in listed)
+
+
+def test_whether_eviction_requests_are_served_is_known(cluster: Cluster) -> None:
+    requests = EvictionRequests(cluster.transport)
+    requests.start()
+    eventually(lambda: requests.served or requests.reason)
+    requests.stop()
+    assert requests.served is serves_eviction_requests(cluster), requests.reason
+    assert requests.served or requests.reason.startswith("the API server serves no evictionrequests")
 
 
 def test_missing_rights_are_named(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
 """The subresource `resize` of a pod, and what a kubelet makes of a resize.
 
 None of these answers is recorded: no API server with the subresource was at hand (tests/e2e/test_resize.py tries the
-same on one). They are written from the sources of
-Kubernetes: the order and the texts of the refusals from ValidatePodResize (pkg/apis/core/validation/validation.go, of
-1.33), what a patch may change from podResizeStrategy (pkg/registry/core/pod/strategy.go: resources and resizePolicy,
-the rest is dropped), the refusal of nodes from NodeRestriction (plugin/pkg/admission/noderestriction/admission.go), the
-conditions from the kubelet (pkg/kubelet/allocation) and KEP-1287. Lowering a memory limit is refused before 1.34.
-Before 1.33 the subresource does not exist, because its feature gate is off; that the answer is then plain text is
-assumed. Only what this agent sends is understood: a strategic merge patch with memory of containers.
+same on one). They are written from the sources of Kubernetes: the order and the texts of the refusals from
+ValidatePodResize (pkg/apis/core/validation/validation.go, of 1.33), what a patch may change from podResizeStrategy
+(pkg/registry/core/pod/strategy.go: resources and resizePolicy, the rest is dropped), the refusal of nodes from
+NodeRestriction (plugin/pkg/admission/noderestriction/admission.go), the conditions from the kubelet
+(pkg/kubelet/allocation) and KEP-1287. Lowering a memory limit is refused before 1.34. Before 1.33 the subresource does
+not exist, because its feature gate is off; that the answer is then plain text is assumed. Only what this agent sends is
+understood: a strategic merge patch with memory of containers.
 """
 
 from typing import TYPE_CHECKING, Any, Final

@@ -59,7 +59,7 @@ def test_the_suite_passes_and_leaves_nothing_behind(tmp_path: Path, image: str) 
         assert "taints" not in api.node()["spec"]
         assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
     if image:
-        assert "14 passed" in output
+        assert "15 passed" in output
     else:
         assert "no pod starts on node-1" in output
 
