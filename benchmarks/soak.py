@@ -28,7 +28,8 @@ from typing import Final, NamedTuple
 
 from benchmarks import soak_world
 from benchmarks.soak_world import WHOLE, Plan, SkippingWakeups, SoakError, World
-from nodeagent.loop import assembly
+from nodeagent.loop import assembly, auto_snapshots, sample_recording
+from nodeagent.records import flight_recorder
 
 QUICK: Final = 1 / 200
 ROWS: Final = 20
@@ -63,8 +64,10 @@ LIMITS: Final = {
 }
 """How much the median of the last third may be above that of the first third after the warm-up. Threads and descriptors
 of a session that a reload replaced, and of a request, may be there at one reading and not at the next."""
-MAX_RECORDER: Final = 28 * MIB
-"""In memory samples have 8 MiB at most, snapshot files 4, and the two files of recorded decisions 8 each."""
+MAX_RECORDER: Final = (
+    sample_recording.MAX_BYTES_IN_MEMORY + auto_snapshots.MAX_BYTES_IN_MEMORY + 2 * flight_recorder.MAX_FILE_BYTES
+)
+"""The limits of the agent itself: samples and snapshot files in memory, and two files of recorded decisions."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

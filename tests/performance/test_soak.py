@@ -38,7 +38,7 @@ def test_what_grows_is_found() -> None:
         growing = [each._replace(**{column: getattr(each, column) + slope * n}) for n, each in enumerate(FLAT)]
         [finding] = soak.growth(growing)
         assert finding.startswith(f"{column} grew from ")
-    [finding] = soak.growth([each._replace(recorder=30 * MIB) for each in FLAT])
+    [finding] = soak.growth([each._replace(recorder=soak.MAX_RECORDER + 1) for each in FLAT])
     assert finding.startswith("recorder has ")
     kernel = [each._replace(kernel=n * MIB) for n, each in enumerate(FLAT)]
     assert soak.growth(kernel) != []
