@@ -194,12 +194,7 @@ class EvictionRequests:
 
     def take(self) -> tuple[Outcome, ...]:
         """The outcomes since the last call, oldest first; never waits."""
-        outcomes = []
-        while True:
-            try:
-                outcomes.append(self._outcomes.get_nowait())
-            except queue.Empty:
-                return tuple(outcomes)
+        return workers.drain(self._outcomes)
 
     def stop(self) -> None:
         """End the thread after its present request. Open requests stay: the next process follows them."""

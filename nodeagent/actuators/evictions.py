@@ -134,12 +134,7 @@ class EvictionSender:
 
     def take(self) -> tuple[Outcome, ...]:
         """The outcomes since the last call, oldest first; never waits."""
-        outcomes = []
-        while True:
-            try:
-                outcomes.append(self._outcomes.get_nowait())
-            except queue.Empty:
-                return tuple(outcomes)
+        return workers.drain(self._outcomes)
 
     @property
     def in_flight(self) -> int:

@@ -81,12 +81,7 @@ class PodResizer:
 
     def take(self) -> tuple[ResizeOutcome, ...]:
         """The outcomes since the last call, oldest first; never waits."""
-        outcomes = []
-        while True:
-            try:
-                outcomes.append(self._outcomes.get_nowait())
-            except queue.Empty:
-                return tuple(outcomes)
+        return workers.drain(self._outcomes)
 
     def stop(self) -> None:
         """Let the request in flight end; send no others."""

@@ -29,7 +29,7 @@ class ResizeResult(enum.StrEnum):
     RESTORED = "restored"
     """The kubelet reports the limit from before the first raise."""
     DEFERRED = "deferred"
-    """The kubelet has no room now, for several seconds."""
+    """The node has not enough allocatable memory now, for several seconds."""
     INFEASIBLE = "infeasible"
     """The kubelet will not carry it out."""
     FAILED = "failed"

@@ -82,12 +82,12 @@ def select_resizes(
         return nothing._replace(refusals=paused, busy=frozenset(waiting))
     uids = frozenset([each.view.pod.uid for each in near])
     orders, state = _lower(snapshot, state, near=uids, plan_id=plan_id, now=now, config=config)
-    room = headroom(snapshot, judged, state, now=now, config=config)
+    spare = headroom(snapshot, judged, state, now=now, config=config)
     refusals: list[Refusal] = []
     busy = list(waiting)
     most = len(orders) + config.relief.max_victims
     for each in near:
-        raised = waiting.get(each.view.pod.uid) or _raise(each, snapshot, state, room, now=now, config=config)
+        raised = waiting.get(each.view.pod.uid) or _raise(each, snapshot, state, spare, now=now, config=config)
         if isinstance(raised, ResizeOrder) and len(orders) >= most:
             raised = Refusal(RefusalCode.WAITS_FOR_RESIZE, "is raised after those of other pods")
         elif isinstance(raised, ResizeOrder):
@@ -101,8 +101,8 @@ def select_resizes(
                 timeout_s = config.cluster.request_timeout_s
                 entry = resizes.planned(raised, state.entries.get(key), plan_id=plan_id, now=now, timeout_s=timeout_s)
                 state = state._replace(entries={**state.entries, key: entry})
-                if isinstance(room, int):
-                    room -= raised.to.limit - raised.before.limit
+                if isinstance(spare, int):
+                    spare -= raised.to.limit - raised.before.limit
         if isinstance(raised, ResizeOrder) or raised.code is RefusalCode.WAITS_FOR_RESIZE:
             busy.append(each.view.pod.uid)
         if isinstance(raised, Refusal):
@@ -203,7 +203,7 @@ def _order(
 
 
 def _raise(
-    near: NearLimit, snapshot: NodeSnapshot, state: ResizeState, room: int | Refusal, *, now: float, config: Config
+    near: NearLimit, snapshot: NodeSnapshot, state: ResizeState, spare: int | Refusal, *, now: float, config: Config
 ) -> ResizeOrder | Refusal:
     """The raise of one container, or why there is none."""
     pod, rules = near.view.pod, config.own_limit.resize
@@ -215,8 +215,8 @@ def _raise(
         return waits
     if reason := _impossible(pod, container, snapshot):
         return Refusal(RefusalCode.RESIZE_IMPOSSIBLE, reason)
-    if isinstance(room, Refusal):
-        return room
+    if isinstance(spare, Refusal):
+        return spare
     if len(state.entries) >= resizes.MAX_ENTRIES and entry is None:
         return Refusal(RefusalCode.RESIZE_IMPOSSIBLE, f"{resizes.MAX_ENTRIES} containers are raised already")
     spec, actual = container.limits.memory, container.actual_limits
@@ -235,8 +235,8 @@ def _raise(
             RefusalCode.RESIZE_CEILING,
             f"it is {texts[0]}, the ceiling {texts[1]}, the limit before any raise {texts[2]}",
         )
-    if wanted - base > room:
-        more, left = units.format_amount(wanted - base), units.format_amount(max(0, room))
+    if wanted - base > spare:
+        more, left = units.format_amount(wanted - base), units.format_amount(max(0, spare))
         return Refusal(RefusalCode.RESIZE_NO_HEADROOM, f"it would need {more}, the node has {left} left for raises")
     guaranteed = pod.qos_class is QOSClass.GUARANTEED
     before = MemoryAmounts(spec, container.requests.memory if guaranteed else None)

@@ -39,8 +39,8 @@ ACTUATE_S: Final = 15.0
 """How long the kubelet may take. It acts on the change of the spec at once and reports the new limit with its next look
 at the runtime, a second or a few later."""
 DEFERRED_S: Final = 5.0
-"""A kubelet that has no room now tries again when a pod ends, and every 3 minutes (pkg/kubelet/allocation). Most pods
-near their limit cannot wait for that."""
+"""A kubelet without enough memory now tries again when a pod ends, and every 3 minutes (pkg/kubelet/allocation). Most
+pods near their limit cannot wait for that."""
 RETRY_S: Final = 600.0
 """After a refusal that will be repeated: a quota, a missing right, an infeasible resize."""
 SOON_S: Final = 10.0

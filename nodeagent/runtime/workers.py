@@ -17,10 +17,11 @@ whether to abandon it.
 """
 
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from nodeagent.model import Note, NoteKind
 
@@ -286,3 +287,16 @@ def error_text(error: Exception) -> str:
 
 def _kind(name: str) -> str:
     return name.partition(" ")[0].rstrip("-0123456789")
+
+
+T = TypeVar("T")
+
+
+def drain(results: "queue.SimpleQueue[T]") -> tuple[T, ...]:
+    """What a worker has put there since the last call, oldest first; never waits."""
+    found = []
+    while True:
+        try:
+            found.append(results.get_nowait())
+        except queue.Empty:
+            return tuple(found)
