@@ -26,12 +26,13 @@ from benchmarks.fleet_traffic import Traffic
 from benchmarks.fleet_world import ATTEMPT, Heartbeat, Outage, Scenario, Watch, World
 from nodeagent.actuators.api_writers import EVENT_SPREAD_S
 from nodeagent.actuators.eviction_slots import EvictionSlots
-from nodeagent.actuators.session import PDB_SPREAD_S, TAINT_WAIT_S
+from nodeagent.actuators.soft_tier_block import TAINT_WAIT_S
 from nodeagent.config import load
 from nodeagent.config.defaults import EVICTION_SOFT_GRACE_PERIOD
 from nodeagent.config.schema import Config, StandardConditions, StartupConfig
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
+from nodeagent.kube.cluster_readers import PDB_SPREAD_S
 from nodeagent.model import (
     ConditionStatus,
     ConditionType,

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from nodeagent.actuators.cluster_session import ClusterSession
 from nodeagent.actuators.conditions import NodeConditions
-from nodeagent.actuators.session import ClusterSession
 from nodeagent.config.schema import ClusterIdentity, ConditionsConfig, Config, FleetConfig, Mode
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.list_watch import WATCH_S

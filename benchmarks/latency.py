@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodeagent.actuators.brakes import ActiveBrakes
-from nodeagent.actuators.session import ClusterSession
+from nodeagent.actuators.cluster_session import ClusterSession
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.kube import credentials, node_identity, transport
 from nodeagent.loop.agent import Agent

@@ -57,7 +57,6 @@ class ApiWriters(NamedTuple):
         self.evictions.stop()
         self.resizes.stop()
         self.events.stop()
-        self.node.stop()
         return "; ".join(failed)
 
 
@@ -71,7 +70,8 @@ def start_writers(
     wake: Callable[[], None],
     clock: Callable[[], float],
 ) -> ApiWriters:
-    """Start the workers for this node, and its watch. `owned`: conditions that an earlier process set on it.
+    """Start the workers for this node, and its watch, once they listen to it; the caller stops the watch. `owned`:
+    conditions that an earlier process set on the node.
     `clock`: CLOCK_BOOTTIME."""
     conditions = NodeConditions(
         transport,

@@ -225,7 +225,7 @@ class EventWriter:
         self._clock = clock
         self._spread_s = spread_s
         self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
-        self._node_name = node_name
+        self.node_name = node_name
         self._core = core
         self._queue: deque[tuple[KubernetesEvent, float]] = deque()
         self._changed = threading.Condition()
@@ -339,7 +339,7 @@ class EventWriter:
             "metadata": {"name": name, "namespace": namespace, "annotations": dict(event.annotations)},
             "eventTime": timestamps.rfc3339_micro(wall),
             "reportingController": CONTROLLER,
-            "reportingInstance": self._node_name[:128],
+            "reportingInstance": self.node_name[:128],
             "action": event.action,
             "reason": event.reason,
             "regarding": regarding,

@@ -15,7 +15,7 @@ Promises:
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -26,7 +26,7 @@ from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import Restraint, RetryBackoff
 from nodeagent.kube.node_watch import NodeView, NodeWatch
 from nodeagent.kube.transport import Transport
-from nodeagent.model import ConditionType, OutcomeKind
+from nodeagent.model import ConditionStatus, ConditionType, OutcomeKind
 from nodeagent.runtime import clock, workers
 
 EFFECT: Final = "NoSchedule"
@@ -60,6 +60,8 @@ class NodeTaints:
         self._last_present: frozenset[ConditionType] = frozenset()
         self._changed = threading.Condition()
         self._wanted: frozenset[str] | None = None
+        self._wanted_since: dict[ConditionType, float] = {}
+        """When each wanted taint was first requested; for the thread that wants."""
         self._stopping = False
         self._backoff = RetryBackoff()
         self._not_before = 0.0
@@ -75,11 +77,25 @@ class NodeTaints:
         """Start to write; returns at once."""
         workers.start(self._thread)
 
+    def publish(self, statuses: Mapping[ConditionType, ConditionStatus]) -> None:
+        """Want the taints of the conditions that are True. An unknown condition keeps its taint."""
+        wanted = {kind for kind, status in statuses.items() if status is ConditionStatus.TRUE}
+        unknown = {kind for kind, status in statuses.items() if status is ConditionStatus.UNKNOWN}
+        self.want(wanted | unknown & self.present())
+
     def want(self, pressures: Iterable[ConditionType]) -> None:
-        """The pressures that need a taint now. Until the first call nothing is written."""
+        """The pressures that need a taint now. Until the first call nothing is written. Called by one thread."""
+        now = self._clock()
+        self._wanted_since = {pressure: self._wanted_since.get(pressure, now) for pressure in pressures}
         with self._changed:
-            self._wanted = frozenset(TAINT_KEYS[pressure] for pressure in pressures)
+            self._wanted = frozenset(TAINT_KEYS[pressure] for pressure in self._wanted_since)
             self._changed.notify()
+
+    def missing(self) -> dict[ConditionType, float]:
+        """The wanted pressures whose taint is not on the Node, with the CLOCK_BOOTTIME since when each is wanted. For
+        the thread that wants."""
+        present = self.present()
+        return {pressure: since for pressure, since in self._wanted_since.items() if pressure not in present}
 
     @property
     def reason(self) -> str:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.actuators import brakes, eviction_hook_jobs, reclaim_runner
 from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
+from nodeagent.actuators.cluster_session import ClusterSession
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.actuators.oom_scores import OomScores
 from nodeagent.actuators.reclaim_runner import ReclaimRunner
-from nodeagent.actuators.session import ClusterSession, NoCluster, Session
+from nodeagent.actuators.session import NoCluster, Session
 from nodeagent.config import above_kubelet, kubelet, load, show
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.load import LoadedConfig

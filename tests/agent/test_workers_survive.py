@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from nodeagent.actuators.cluster_session import ClusterSession
 from nodeagent.actuators.conditions import NodeConditions
 from nodeagent.actuators.event_writer import EventReason, EventWriter, KubernetesEvent
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
-from nodeagent.actuators.session import ClusterSession
 from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import Config
 from nodeagent.kube.backoff import RetryBackoff

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from nodeagent.actuators.session import ClusterSession
+from nodeagent.actuators.cluster_session import ClusterSession
 from nodeagent.config.schema import Config
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials

@@ -14,7 +14,8 @@ from nodeagent.kube.backoff import FIRST_S, UNDELAYED_REPEATS
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.transport import connect
-from nodeagent.model import ConditionType
+from nodeagent.model import ConditionStatus, ConditionType
+from nodeagent.runtime import clock
 from tests.fake_kube import ApiServer, Request
 
 MEMORY, DISK = ConditionType.MEMORY_PRESSURE, ConditionType.DISK_PRESSURE
@@ -130,3 +131,26 @@ def test_a_taint_that_is_removed_each_time_is_added_less_and_less_often(api: Api
     threading.Event().wait(4.0)
     assert len(api.sent("PATCH")) <= 1 + UNDELAYED_REPEATS + 5
     assert taints.reason == CONFLICT_REASON
+
+
+def test_a_wanted_taint_is_missing_since_it_was_first_wanted(api: ApiServer, taints: NodeTaints) -> None:
+    taints.want([MEMORY])
+    eventually(lambda: taints.present() == {MEMORY})
+    api.forbid("patch", "nodes")
+    before = clock.boottime()
+    taints.want([MEMORY, DISK])
+    since = taints.missing()
+    after = clock.boottime()
+    taints.want([MEMORY, DISK])
+    assert list(since) == [DISK]
+    assert before <= since[DISK] <= after
+    assert taints.missing() == since
+
+
+def test_an_unknown_condition_keeps_its_taint_and_gets_none(api: ApiServer, taints: NodeTaints) -> None:
+    taints.publish({MEMORY: ConditionStatus.TRUE, DISK: ConditionStatus.UNKNOWN})
+    eventually(lambda: taints.present() == {MEMORY})
+    taints.publish({MEMORY: ConditionStatus.UNKNOWN, DISK: ConditionStatus.TRUE})
+    eventually(lambda: taints.present() == {MEMORY, DISK})
+    taints.publish({MEMORY: ConditionStatus.FALSE, DISK: ConditionStatus.FALSE})
+    eventually(lambda: taints_on_node(api) == [])

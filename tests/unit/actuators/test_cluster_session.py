@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from nodeagent.actuators.cluster_session import ClusterSession
 from nodeagent.actuators.event_writer import EventReason
-from nodeagent.actuators.session import TAINT_WAIT_S, ClusterSession
+from nodeagent.actuators.soft_tier_block import TAINT_WAIT_S
 from nodeagent.config.schema import (
     ClusterConfig,
     ClusterIdentity,
