@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import pod_decoder
+from nodeagent.kube.joined_pods import JoinedPods
 from nodeagent.kube.node_fit import NodeFitReader
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.owner_lookup import OwnerReader
@@ -41,7 +42,7 @@ class WatchCounts(NamedTuple):
 
 
 class ClusterReaders:
-    """The readers. One thread calls `view` and what wants something; `counts` and `reason` may be read by any."""
+    """The readers. One thread wants; any thread reads."""
 
     def __init__(
         self,
@@ -61,8 +62,7 @@ class ClusterReaders:
         if config.profiles:
             node.listen(wake)
         self._mirrors_of = node if config.mode is Mode.ENFORCE else None
-        self._mirrors: tuple[tuple[Pod, ...], str, tuple[Pod, ...]] = ((), "", ())
-        """Pods and Node UID of the last call of `_own_mirrors`, and its result."""
+        self._mirrors = JoinedPods()
         self.pdbs = None
         if protection.disruption_budgets:
             self.pdbs = PdbWatch(transport, wake=wake, clock=clock, spread_s=_pdb_spread_s(config))
@@ -95,11 +95,8 @@ class ClusterReaders:
         node = self._mirrors_of.view() if self._mirrors_of is not None else None
         if node is None or not node.uid:
             return pods
-        last_pods, uid, result = self._mirrors
-        if last_pods is not pods or uid != node.uid:
-            result = pod_decoder.with_mirrors_of(pods, node.uid)
-            self._mirrors = pods, node.uid, result
-        return result
+        uid = node.uid
+        return self._mirrors.joined(pods, uid, lambda pods: pod_decoder.with_mirrors_of(pods, uid))
 
     def want(self, *, owners: tuple[OwnerLookup, ...], node_fits: tuple[NodeFitLookup, ...]) -> None:
         """Read these soon. Returns at once."""

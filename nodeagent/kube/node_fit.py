@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from nodeagent.kube import objects, scheduling
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
+from nodeagent.kube.joined_pods import JoinedPods
 from nodeagent.kube.list_stream import Listing
 from nodeagent.kube.scheduling import NodeLoad, NodeOffer, PodNeeds
 from nodeagent.kube.transport import Transport
@@ -254,7 +255,7 @@ class NodeFitReader:
         """No reading begins earlier, after another one or a failure."""
         self._last_nodes: tuple[str, ...] = ()
         self._changes = 0
-        self._last_result: tuple[tuple[Pod, ...], int, tuple[Pod, ...]] = ((), -1, ())
+        self._joined = JoinedPods()
         self.reason = ""
         """Why reading fails now; empty if it does not."""
 
@@ -273,17 +274,14 @@ class NodeFitReader:
 
     def with_node_fit(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods with what is known. The same pods give the same tuple until that changes."""
-        changes = self._changes
-        last_pods, last_changes, result = self._last_result
-        if last_pods is pods and last_changes == changes:
-            return result
+        return self._joined.joined(pods, self._changes, self._join)
+
+    def _join(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         with self._condition:
             known = dict(self._fits)
-        result = pods
-        if known:
-            result = tuple([pod._replace(node_fit=known[pod.uid]) if pod.uid in known else pod for pod in pods])
-        self._last_result = pods, changes, result
-        return result
+        if not known:
+            return pods
+        return tuple([pod._replace(node_fit=known[pod.uid]) if pod.uid in known else pod for pod in pods])
 
     def stop(self) -> None:
         """End the thread, if there is one, after its present request."""

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from nodeagent.kube import objects
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
+from nodeagent.kube.joined_pods import JoinedPods
 from nodeagent.kube.transport import Transport
 from nodeagent.model import OwnerLookup, OwnerReplicas, Pod
 from nodeagent.runtime import clock, workers
@@ -73,7 +74,7 @@ class OwnerReader:
         self._wanted_at: dict[OwnerLookup, float] = {}
         self._next_at: dict[OwnerLookup, float] = {}
         self._changes = 0
-        self._last_result: tuple[tuple[Pod, ...], int, tuple[Pod, ...]] = ((), -1, ())
+        self._joined = JoinedPods()
         self.reason = ""
         """Why reading fails now; empty if it does not."""
 
@@ -98,22 +99,19 @@ class OwnerReader:
 
     def with_replicas(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods with what is known of their owners. The same pods give the same tuple until that changes."""
-        changes = self._changes
-        last_pods, last_changes, result = self._last_result
-        if last_pods is pods and last_changes == changes:
-            return result
+        return self._joined.joined(pods, self._changes, self._join)
+
+    def _join(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         with self._condition:
             known = {lookup.owner.uid: replicas for lookup, replicas in self._owners.items()}
-        result = pods
-        if known:
-            result = tuple(
-                [
-                    pod._replace(replicas=known[pod.owner.uid]) if pod.owner and pod.owner.uid in known else pod
-                    for pod in pods
-                ]
-            )
-        self._last_result = pods, changes, result
-        return result
+        if not known:
+            return pods
+        return tuple(
+            [
+                pod._replace(replicas=known[pod.owner.uid]) if pod.owner and pod.owner.uid in known else pod
+                for pod in pods
+            ]
+        )
 
     def stop(self) -> None:
         """End the thread, if there is one, after its present request."""

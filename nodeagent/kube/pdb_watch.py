@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from nodeagent.kube import objects
+from nodeagent.kube.joined_pods import JoinedPods
 from nodeagent.kube.list_watch import ListWatch
 from nodeagent.kube.transport import Transport
 from nodeagent.model import DisruptionBudget, Note, NoteKind, Pod
@@ -48,8 +49,7 @@ class PdbWatch:
         self._lock = threading.Lock()
         self._watched: dict[str, _Namespace] = {}
         self._changes = 0
-        self._last_result: tuple[tuple[Pod, ...], int, tuple[Pod, ...]] = ((), -1, ())
-        """Pods and number of changes of the last call of `with_pdbs`, and its result."""
+        self._joined = JoinedPods()
 
     def want(self, namespaces: Iterable[str]) -> None:
         """List and watch these namespaces. Returns at once; the first list follows."""
@@ -71,14 +71,8 @@ class PdbWatch:
 
     def with_pdbs(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods with the known PodDisruptionBudgets that select them. The same pods give the same tuple until one
-        changes, so that a call in every sync costs nothing."""
-        changes = self._changes  # read first, so that a change meanwhile counts in the next call
-        last_pods, last_changes, result = self._last_result
-        if last_pods is pods and last_changes == changes:
-            return result
-        result = self._select(pods)
-        self._last_result = pods, changes, result
-        return result
+        changes."""
+        return self._joined.joined(pods, self._changes, self._select)
 
     def _count_change(self) -> None:
         with self._lock:

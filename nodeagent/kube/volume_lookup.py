@@ -27,6 +27,7 @@ from urllib.parse import quote
 from nodeagent.kube import objects, placement
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
+from nodeagent.kube.joined_pods import JoinedPods
 from nodeagent.kube.transport import Transport
 from nodeagent.model import Pod
 from nodeagent.runtime import clock, workers
@@ -162,8 +163,9 @@ class VolumeLookup:
         self._hurry_backoff = RetryBackoff(first_s=0.25, last_s=HURRY_S)
         self._reason = ""
         self._changes = 0
-        self._last_result: tuple[tuple[Pod, ...], int, tuple[Pod, ...]] = ((), -1, ())
-        """Pods and number of changes of the last call of `with_claims`, and its result."""
+        self._joined = JoinedPods()
+        self._wanted_for: tuple[Pod, ...] = ()
+        """Pods of the last call of `with_claims`."""
 
     @property
     def reason(self) -> str:
@@ -173,17 +175,15 @@ class VolumeLookup:
     def with_claims(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods with the locations of their claims; unknown ones are looked up from now on. The same pods give the
         same tuple until a location changes. Called by one thread."""
-        changes = self._changes
-        last_pods, last_changes, result = self._last_result
-        if last_pods is pods and last_changes == changes:
-            return result
-        if last_pods is not pods:
+        return self._joined.joined(pods, self._changes, self._join)
+
+    def _join(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+        if pods is not self._wanted_for:
+            self._wanted_for = pods
             self._want(claims_of(pods))
         beyond = ClaimLocation(unknown=f"more than {MAX_CLAIMS} claims on this node")
         with self._condition:
-            result = tuple([with_locations(pod, lambda claim: self._locations.get(claim, beyond)) for pod in pods])
-        self._last_result = pods, changes, result
-        return result
+            return tuple([with_locations(pod, lambda claim: self._locations.get(claim, beyond)) for pod in pods])
 
     def hurry(self) -> None:
         """Pressure is near: look up now, and soon again after a refusal. Returns at once."""
