@@ -16,7 +16,7 @@ from nodeagent.analysis.simulation import Closest, SimulatedEviction, Simulation
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, ConditionType, NodeSnapshot, Signal, units
 from nodeagent.report import wording
-from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
+from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 
 MAX_EVICTION_ROWS: Final = 50
 """Evictions of each configuration in text; JSON has all."""

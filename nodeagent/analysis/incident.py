@@ -35,8 +35,8 @@ from nodeagent.policy import engine, outcomes, ranking
 from nodeagent.policy import state as policy_state
 from nodeagent.records import recording
 from nodeagent.report import demo_story
+from nodeagent.report.cells import BAD, DIM, GOOD, WARN
 from nodeagent.report.demo_story import Lane, Moment, Point, Standing, Story
-from nodeagent.report.sections import BAD, DIM, GOOD, WARN
 
 DIRECTORY: Final = "recorded_incident"
 INSTANCE: Final = "demo"

@@ -8,7 +8,7 @@ from nodeagent.analysis.tuning import Candidate, SignalTuning, Tuning
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, units
 from nodeagent.report import sparkline, wording
-from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
+from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 
 BAR_WIDTH: Final = 20
 """Letters of the bar of false alarms."""

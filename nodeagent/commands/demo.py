@@ -15,8 +15,8 @@ from nodeagent.analysis import incident
 from nodeagent.commands import check_watch, exit_codes, html_file, printing, standard_streams
 from nodeagent.records.recording import RecordingError
 from nodeagent.report import demo_frames, demo_story
+from nodeagent.report.cells import Cell, Section
 from nodeagent.report.demo_story import Story
-from nodeagent.report.sections import Cell, Section
 
 FRAME_S: Final = 1 / 15
 _WIDTH: Final = 100

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nodeagent.commands import standard_streams
-from nodeagent.report.sections import Section
+from nodeagent.report.cells import Section
 
 
 def show(sections: Sequence[Section], to_json: Callable[[], dict[str, Any]], *, output: str, color: str) -> None:

@@ -21,7 +21,7 @@ from nodeagent.policy import effective_thresholds, engine, ranking
 from nodeagent.policy.state import PolicyState
 from nodeagent.records import flight_recorder
 from nodeagent.report import wording
-from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
+from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 
 
 class ReplayError(Exception):

@@ -10,9 +10,9 @@ from nodeagent.config import above_kubelet, resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, NodeSnapshot, RecordedSample, units
 from nodeagent.report import charts, history, html_page
+from nodeagent.report.cells import Section
 from nodeagent.report.charts import Line, Mark
 from nodeagent.report.html_page import Html
-from nodeagent.report.sections import Section
 
 if TYPE_CHECKING:
     from nodeagent.report.history_values import Series

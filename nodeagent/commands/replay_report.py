@@ -19,7 +19,7 @@ from nodeagent.config import above_kubelet
 from nodeagent.config.schema import API_VERSION, Config
 from nodeagent.model import NodeSnapshot
 from nodeagent.report import progress_bar, wording
-from nodeagent.report.sections import STRONG, Cell, Section
+from nodeagent.report.cells import STRONG, Cell, Section
 
 
 class ReplayReport(NamedTuple):

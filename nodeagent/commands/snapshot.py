@@ -26,8 +26,8 @@ from nodeagent.records.recording import Recording, RecordingError
 from nodeagent.records.snapshot_build import Window
 from nodeagent.records.snapshot_file import Manifest, SnapshotError
 from nodeagent.report import text, wording
+from nodeagent.report.cells import Cell, Column, Section
 from nodeagent.report.progress import ProgressLine
-from nodeagent.report.sections import Cell, Column, Section
 from nodeagent.sampling.hostfs.host import Unreadable, open_host
 
 STANDARD_OUTPUT: Final = "-"

@@ -12,9 +12,9 @@ from nodeagent.config import above_kubelet
 from nodeagent.config.schema import API_VERSION, Config
 from nodeagent.model import SIGNAL_TABLE, OomCause, Signal
 from nodeagent.report import charts, history, html_page, progress_bar, record_fields, wording
+from nodeagent.report.cells import WARN, Cell, Section
 from nodeagent.report.charts import Line
 from nodeagent.report.html_page import Html
-from nodeagent.report.sections import WARN, Cell, Section
 
 
 class TuneError(Exception):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nodeagent.report import chart_scales, charts, html_page
+from nodeagent.report.cells import BAD, GOOD, WARN
 from nodeagent.report.html_page import Html
-from nodeagent.report.sections import BAD, GOOD, WARN
 
 
 class Limit(NamedTuple):

@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 from nodeagent.model import Unit
 from nodeagent.report import chart_scales, html_page
+from nodeagent.report.cells import Cell, Column
 from nodeagent.report.chart_scales import Scale
 from nodeagent.report.html_page import Html
-from nodeagent.report.sections import Cell, Column
 
 COLOURS: Final = 8
 """Colours of `page_style`; one more, grey, is for the rest."""

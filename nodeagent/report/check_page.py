@@ -5,12 +5,21 @@ from typing import Final
 
 from nodeagent.model import SIGNAL_TABLE, Signal, SignalState, Unit, units
 from nodeagent.policy import headroom
-from nodeagent.report import bar_charts, history_page, html_page, node_report, ranking_table, sections, wording
+from nodeagent.report import (
+    bar_charts,
+    history_page,
+    html_page,
+    node_report,
+    pod_sections,
+    ranking_table,
+    sections,
+    wording,
+)
 from nodeagent.report.bar_charts import Level, Limit, Share
+from nodeagent.report.cells import BAD, GOOD, WARN
 from nodeagent.report.history_values import EvictionMark, History, OomKillMark
 from nodeagent.report.html_page import Html
 from nodeagent.report.node_report import Report
-from nodeagent.report.sections import BAD, GOOD, WARN
 
 STYLES: Final = {
     SignalState.OK: GOOD,
@@ -56,7 +65,7 @@ def blocks(
     ranking = ranking_table.section_of_plan(report.plan)
     below = []
     for content in sections.sections(report):
-        if content.title.startswith(sections.PODS_TITLE) and ranking.rows:
+        if content.title.startswith(pod_sections.PODS_TITLE) and ranking.rows:
             found.append(html_page.section(ranking._replace(title=content.title, lines=content.lines)))
         elif content.title:
             below.append(html_page.section(content))

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.report import demo_story, sparkline, terminal
+from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell
 from nodeagent.report.demo_story import Lane, Story
-from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from nodeagent.config.schema import API_VERSION
 from nodeagent.model import units
-from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, Cell, Column, Section
+from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, Cell, Column, Section
 
 ALONE: Final = "kubelet alone"
 BESIDE: Final = "with nodeagent"

@@ -17,9 +17,9 @@ from nodeagent.config.schema import API_VERSION
 from nodeagent.model import MEMORY_SIGNALS, SIGNAL_TABLE, MemoryFigures, Signal, Unit, units
 from nodeagent.policy import memory_shortage, own_limits
 from nodeagent.report import explain_oom, explain_resizes, record_fields, wording
+from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 from nodeagent.report.record_fields import JsonObject
 from nodeagent.report.recorded_decisions import RecordedDecision
-from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 
 MAX_POD_ROWS: Final = 40
 """Rows of the ranking in text; JSON has all. Victims are among the first."""

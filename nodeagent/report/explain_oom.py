@@ -4,8 +4,8 @@ from typing import Final
 
 from nodeagent.model import units
 from nodeagent.report import record_fields, wording
+from nodeagent.report.cells import BAD, DIM, STRONG, WARN, Cell, Column, Section
 from nodeagent.report.record_fields import JsonObject
-from nodeagent.report.sections import BAD, DIM, STRONG, WARN, Cell, Column, Section
 
 RECORD: Final = "oom"
 """The kind of these records."""

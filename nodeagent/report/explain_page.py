@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from nodeagent.report import explain, history, history_page, html_page, ranking_table, sections, story_text, wording
+from nodeagent.report import explain, history, history_page, html_page, pod_sections, ranking_table, story_text, wording
+from nodeagent.report.cells import BAD, WARN, Cell, Column, Section
 from nodeagent.report.html_page import Html
 from nodeagent.report.recorded_decisions import RecordedDecision
-from nodeagent.report.sections import BAD, WARN, Cell, Column, Section
 from nodeagent.report.stories import Moment, Story
 
 MAX_MOMENTS: Final = 200
@@ -46,7 +46,7 @@ def blocks(story: Story, decisions: Iterable[RecordedDecision] = ()) -> tuple[Ht
         )
     ranking = ranking_table.section_of_record(story.recorded.decision)
     for content in tables[1:]:
-        is_order = content.title.startswith(sections.PODS_TITLE) and bool(ranking.rows)
+        is_order = content.title.startswith(pod_sections.PODS_TITLE) and bool(ranking.rows)
         found.append(html_page.section(ranking if is_order else content))
     found.extend(html_page.paragraph(f"not readable: {each}", WARN) for each in story.trouble)
     return tuple(found)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from nodeagent.config.schema import API_VERSION
 from nodeagent.report import explain_oom, record_fields, wording
+from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 from nodeagent.report.record_fields import JsonObject
 from nodeagent.report.recorded_decisions import RecordedDecision
-from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 
 
 class PodEntry(NamedTuple):

@@ -1,8 +1,8 @@
 """`nodeagent explain`: the resizes that a decision ordered (`ownLimit.resize`), and what came of each."""
 
 from nodeagent.report import record_fields, wording
+from nodeagent.report.cells import GOOD, WARN, Cell, Section
 from nodeagent.report.recorded_decisions import RecordedDecision
-from nodeagent.report.sections import GOOD, WARN, Cell, Section
 
 _GOOD = ("accepted", "dry-run", "resized", "restored")
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NewType
 
 from nodeagent.report import page_style, wording
-from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
+from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 
 Html = NewType("Html", str)
 """Markup without foreign parts."""

@@ -14,10 +14,10 @@ from nodeagent.model import SIGNAL_TABLE, Pod, Signal, Unit, units
 from nodeagent.policy import own_limits, owner_messages
 from nodeagent.records import flight_recorder
 from nodeagent.report import kept_request, record_fields, sparkline, stories, wording
+from nodeagent.report.cells import BAD, GOOD, STRONG, Cell, Section
 from nodeagent.report.kept_request import KeptRequest, Verdict
 from nodeagent.report.record_fields import JsonObject
 from nodeagent.report.recorded_decisions import RecordedDecision
-from nodeagent.report.sections import BAD, GOOD, STRONG, Cell, Section
 from nodeagent.report.stories import Story
 
 _CURVE_WIDTH: Final = 45

@@ -9,9 +9,9 @@ from typing import Final
 
 from nodeagent.model import RefusalCode, Unit, units
 from nodeagent.report import explain, explain_oom, markdown, owner_view, record_fields, stories, story_text, wording
+from nodeagent.report.cells import Cell
 from nodeagent.report.owner_view import OwnerView
 from nodeagent.report.record_fields import JsonObject
-from nodeagent.report.sections import Cell
 from nodeagent.report.stories import Story
 
 MAX_RANKED: Final = 25

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from nodeagent.model import SIGNAL_TABLE, Plan, PodSource, RankKey, Signal, Unit, units
 from nodeagent.policy import ranking as policy_ranking
-from nodeagent.report import record_fields, sections, wording
+from nodeagent.report import pod_sections, record_fields, wording
+from nodeagent.report.cells import BAD, DIM, STRONG, Cell, Column, Section
 from nodeagent.report.record_fields import JsonObject
-from nodeagent.report.sections import BAD, DIM, STRONG, Cell, Column, Section
 
 BY_NAME: Final = "same keys; by name"
 
@@ -98,7 +98,7 @@ def section(rows: Sequence[RankedRow], signal: str, *, victims: str = "evicted")
                 Cell(wording.escape_terminal(why), DIM),
             )
         )
-    title = wording.escape_terminal(f"{sections.PODS_TITLE} {signal}")
+    title = wording.escape_terminal(f"{pod_sections.PODS_TITLE} {signal}")
     return Section(title, columns, tuple(cells)) if cells else Section("")
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from nodeagent.model import RecordedSample, RecordingHeader
 from nodeagent.report import explain, history, history_page, html_page, recorded_decisions, wording
+from nodeagent.report.cells import WARN
 from nodeagent.report.html_page import Html
-from nodeagent.report.sections import WARN
 
 
 def blocks(

@@ -6,23 +6,23 @@ from nodeagent.kube import rights
 from nodeagent.kube.access_reviews import GrantedRule
 from nodeagent.kube.rights import Need
 from nodeagent.kube.rights_review import RequestMode, ReviewedRight, RightsReview, RightsState, Verdict
-from nodeagent.report import sections, wording
-from nodeagent.report.sections import Cell, Column, Section
+from nodeagent.report import wording
+from nodeagent.report.cells import BAD, DIM, GOOD, WARN, Cell, Column, Section
 
 API_VERSION: Final = "nodeagent.io/v1alpha1"
 KIND: Final = "RightsReport"
 
 _STYLES: Final = {
-    Verdict.YES: sections.GOOD,
-    Verdict.NO: sections.BAD,
-    Verdict.UNKNOWN: sections.WARN,
-    Verdict.NOT_ASKED: sections.DIM,
+    Verdict.YES: GOOD,
+    Verdict.NO: BAD,
+    Verdict.UNKNOWN: WARN,
+    Verdict.NOT_ASKED: DIM,
 }
 _STATE_STYLES: Final = {
-    RightsState.OK: sections.GOOD,
-    RightsState.WARNING: sections.WARN,
-    RightsState.CRITICAL: sections.BAD,
-    RightsState.UNKNOWN: sections.WARN,
+    RightsState.OK: GOOD,
+    RightsState.WARNING: WARN,
+    RightsState.CRITICAL: BAD,
+    RightsState.UNKNOWN: WARN,
 }
 _MODES: Final = {
     RequestMode.IMPERSONATION: "requests about pods are sent as the node (constrained impersonation)",
@@ -104,7 +104,7 @@ def _table(review: RightsReview) -> Section:
     rows = tuple(
         (
             Cell(each.right.name),
-            Cell(each.right.purpose, sections.DIM),
+            Cell(each.right.purpose, DIM),
             Cell(each.verdict.value, _STYLES[each.verdict]),
             Cell(_escape(f"{each.through}; as the ServiceAccount, {each.fallback}" if each.fallback else each.through)),
         )
@@ -117,7 +117,7 @@ def _missing(review: RightsReview) -> Section:
     lines = tuple(
         Cell(
             f"{each.right.name}: {_escape(each.right.without)}",
-            sections.BAD if each.right.need is Need.REQUIRED else sections.WARN,
+            BAD if each.right.need is Need.REQUIRED else WARN,
         )
         for each in review.missing
     )
@@ -126,10 +126,9 @@ def _missing(review: RightsReview) -> Section:
 
 def _beyond(review: RightsReview) -> Section:
     rows = tuple(
-        Cell(f"{_escape(rule.verb)} {_escape(_resource(rule))}: more than needed", sections.WARN)
-        for rule in review.beyond
+        Cell(f"{_escape(rule.verb)} {_escape(_resource(rule))}: more than needed", WARN) for rule in review.beyond
     )
-    limit = (Cell(f"limit of this list: {_escape(review.beyond_limit)}", sections.DIM),) if review.beyond_limit else ()
+    limit = (Cell(f"limit of this list: {_escape(review.beyond_limit)}", DIM),) if review.beyond_limit else ()
     return Section("RIGHTS BEYOND NEED", lines=(rows or (Cell("none found"),)) + limit)
 
 

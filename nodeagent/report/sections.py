@@ -1,27 +1,23 @@
-"""The report as sections of text, independent of colours, widths and terminals.
+"""The report as sections of text, in reading order; those of the node itself.
 
-`text.py` aligns the sections for a pipe, `terminal.py` draws them in colour. Every cell with text from outside this
-program (names, paths, messages) has passed `wording.escape_terminal`; both do that with every text once more, because
-in a recording from a stranger also a number's text or a resource is what the file says.
+Every cell with text from outside this program (names, paths, messages) has passed `wording.escape_terminal`. `text`
+and `terminal` do that with every text once more, because in a recording from a stranger also a number's text or a
+resource is what the file says.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final
 
 from nodeagent.config import above_kubelet
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
-    DiskUsage,
     MemoryModel,
-    PodSource,
-    RankedPod,
     RefusalCode,
     Signal,
     SignalState,
     SignalVerdict,
     Stall,
-    StoreClass,
     SwapDevice,
     Threshold,
     ThresholdVerdict,
@@ -29,29 +25,14 @@ from nodeagent.model import (
     units,
 )
 from nodeagent.policy import headroom, memory_shortage
-from nodeagent.report import node_report, wording, zombie_text
+from nodeagent.report import node_report, pod_sections, storage_sections, wording, zombie_text
+from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 from nodeagent.report.node_report import Report
 
-MAX_DISK_ROWS: Final = 30
-"""Rows of pods' disk usage in text; JSON has all."""
-MAX_STORE_ITEMS: Final = 5
-"""Holders of a class of the image store in text; JSON has all."""
 MAX_CGROUP_ROWS: Final = 5
 """Rows of cgroups outside the pods in text; JSON has all."""
-
 MAX_OOM_ROWS: Final = 10
 """Rows of OOM kills in text; JSON has all."""
-
-PODS_TITLE: Final = "PODS IN EVICTION ORDER FOR"
-GOOD: Final = "good"
-WARN: Final = "warn"
-BAD: Final = "bad"
-DIM: Final = "dim"
-STRONG: Final = "strong"
-
-_HOST_ONLY: Final = frozenset({RefusalCode.UNKNOWN_POD, RefusalCode.UNNAMED_POD})
-"""Refusals (policy/protection.py) that only mean that the API server does not list the pod."""
-_UNLISTED: Final = "not listed by the API server"
 
 _STATE_STYLE: Final = {
     SignalState.OK: GOOD,
@@ -59,31 +40,6 @@ _STATE_STYLE: Final = {
     SignalState.HARD: BAD,
     SignalState.UNKNOWN: WARN,
 }
-
-
-class Cell(NamedTuple):
-    """One text with its style."""
-
-    text: str
-    style: str = ""
-    share: float | None = None
-    """For a cell that a terminal may draw as a bar: 0 (empty) to 1 (full)."""
-
-
-class Column(NamedTuple):
-    title: str
-    right: bool = False
-    """Numbers are aligned to the right."""
-
-
-class Section(NamedTuple):
-    """A table, or only lines if it has no columns."""
-
-    title: str
-    columns: tuple[Column, ...] = ()
-    rows: tuple[tuple[Cell, ...], ...] = ()
-    lines: tuple[Cell, ...] = ()
-    """Printed below the rows."""
 
 
 def sections(report: Report) -> tuple[Section, ...]:
@@ -94,11 +50,11 @@ def sections(report: Report) -> tuple[Section, ...]:
         _memory(report),
         _pressure(report),
         _conditions(report),
-        _pods(report),
-        _memory_volumes(report),
-        _disks(report),
-        *_unattributed_disks(report),
-        _image_store(report),
+        pod_sections.pods(report),
+        storage_sections.memory_volumes(report),
+        storage_sections.disks(report),
+        *storage_sections.unattributed_disks(report),
+        storage_sections.image_store(report),
         _outside(report),
         _oom_kills(report),
         _kubelet(report),
@@ -346,191 +302,7 @@ def _conditions(report: Report) -> Section:
     return Section("CONDITIONS THAT WOULD BE PUBLISHED", columns, rows)
 
 
-# --- pods ------------------------------------------------------------------------------------------------------------
-
-
-def _pods(report: Report) -> Section:
-    ranking, signal = report.plan.ranking, report.plan.ranked_for
-    if not ranking:
-        return Section("PODS", lines=(Cell("No pods on this machine."),))
-    columns = (
-        Column("RANK", right=True),
-        Column("POD"),
-        Column("QOS"),
-        Column("PRIORITY", right=True),
-        Column("USAGE", right=True),
-        Column("REQUEST", right=True),
-        Column("RELIEF", right=True),
-        Column("WHY"),
-    )
-    unit = SIGNAL_TABLE[signal].unit
-    candidates, protected = node_report.counts(ranking)
-    unlisted = sum(_unlisted(ranked) for ranked in ranking)
-    numbers = [f"{candidates} candidates", f"{protected - unlisted} protected"]
-    if unlisted:
-        numbers.append(f"{unlisted} not evicted: {_UNLISTED}")
-    title = f"{PODS_TITLE} {signal} ({', '.join(numbers)})"
-    rows = tuple(_pod_row(ranked, unit, signal) for ranked in ranking)
-    return Section(title, columns, rows, _pod_legend(report))
-
-
-def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
-    pod = ranked.view.pod
-    reasons = [each.message for each in ranked.refusals if each.code not in _HOST_ONLY]
-    protected = bool(reasons)
-    return (
-        Cell(str(ranked.rank), DIM if protected else STRONG),
-        Cell(wording.escape_terminal(pod.key), DIM if protected else STRONG),
-        Cell(str(pod.qos_class)),
-        Cell("-" if pod.priority is None else str(pod.priority)),
-        Cell(units.format_amount(ranked.usage, unit)),
-        Cell(_request_text(ranked, unit, signal)),
-        Cell(units.format_amount(ranked.relief, unit)),
-        Cell(wording.escape_terminal(_why(ranked, reasons)), DIM if protected else ""),
-    )
-
-
-def _unlisted(ranked: RankedPod) -> bool:
-    """True if its only refusals are that the API server does not list it."""
-    return bool(ranked.refusals) and all(each.code in _HOST_ONLY for each in ranked.refusals)
-
-
-def _why(ranked: RankedPod, reasons: Sequence[str]) -> str:
-    """The reasons of a protected pod, otherwise its ranking keys."""
-    if reasons:
-        return "protected: " + "; ".join(reasons)
-    keys = "; ".join([key.text for key in ranked.keys])
-    return f"not evicted: {_UNLISTED}; {keys}" if _unlisted(ranked) else keys
-
-
-def _request_text(ranked: RankedPod, unit: Unit, signal: Signal) -> str:
-    """`-` if the resource has no request, `?` if it is unknown, `~` before an estimate."""
-    if unit is not Unit.BYTES:
-        return "-"
-    text = units.format_amount(ranked.request, unit)
-    return f"~{text}" if ranked.request and _estimated(ranked, signal) else text
-
-
-def _estimated(ranked: RankedPod, signal: Signal) -> bool:
-    return signal in (Signal.MEMORY, Signal.ALLOCATABLE_MEMORY) and ranked.view.pod.source is PodSource.HOST
-
-
-def _pod_legend(report: Report) -> tuple[Cell, ...]:
-    from_host = sum(ranked.view.pod.source is PodSource.HOST for ranked in report.plan.ranking)
-    lines = [
-        f"Would be evicted now: {wording.escape_terminal(victim.pod.key)} "
-        f"({victim.tier}, grace {victim.grace_period_s:.0f}s)."
-        for victim in report.plan.victims
-    ]
-    which = "No other pod" if report.plan.victims else "No pod"
-    lines += [f"{which} would be evicted: {wording.escape_terminal(each.message)}." for each in report.plan.refusals]
-    if from_host:
-        which = "These pods" if from_host == len(report.plan.ranking) else f"{from_host} of these pods"
-        lines.append(
-            f"{which} are known from this host alone and are not evicted: names are from the log directory, QoS from "
-            "the cgroup path, requests marked ~ estimated from oom_score_adj; priority and owner are unknown."
-        )
-    return tuple(Cell(line, DIM) for line in lines)
-
-
-def _memory_volumes(report: Report) -> Section:
-    """Volumes that hold memory of their pod, largest first."""
-    columns = (Column("POD"), Column("VOLUME IN MEMORY"), Column("USED", right=True), Column("LIMIT", right=True))
-    rows = []
-    for pod, volume, limit in node_report.memory_volumes(report)[:MAX_DISK_ROWS]:
-        cells = (Cell(wording.escape_terminal(pod), STRONG), Cell(wording.escape_terminal(volume.name)))
-        limit_text = units.format_amount(limit) if limit is not None else ""
-        rows.append((*cells, Cell(units.format_amount(volume.used_bytes)), Cell(limit_text, DIM)))
-    return Section("VOLUMES IN MEMORY", columns, tuple(rows))
-
-
-def _disks(report: Report) -> Section:
-    """Measured disk usage of each pod, largest first."""
-    columns = (
-        Column("POD"),
-        Column("LAYERS", right=True),
-        Column("LOGS", right=True),
-        Column("VOLUMES", right=True),
-        Column("INODES", right=True),
-        Column("DELETED, OPEN", right=True),
-        Column("UNKNOWN"),
-    )
-    measured = [
-        (view, view.usage)
-        for view in report.snapshot.pods
-        if view.usage is not None and view.usage.disk_usage_quality is not None
-    ]
-    measured.sort(key=lambda each: (-_disk_bytes(each[1].disk), each[0].pod.key))
-    rows = []
-    for view, usage in measured[:MAX_DISK_ROWS]:
-        disk, quality = usage.disk, usage.disk_usage_quality
-        assert quality is not None
-        inodes = [part for part in (disk.rootfs_inodes, disk.logs_inodes, disk.volumes_inodes) if part is not None]
-        rows.append(
-            (
-                Cell(wording.escape_terminal(view.pod.key), STRONG),
-                *(Cell(units.format_amount(part)) for part in (disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes)),
-                Cell(units.format_amount(sum(inodes) if inodes else None, Unit.INODES)),
-                Cell(units.format_amount(quality.deleted_bytes) if quality.deleted_bytes else ""),
-                Cell(wording.escape_terminal("; ".join(quality.unknown)), DIM),
-            )
-        )
-    more = len(measured) - len(rows)
-    lines = (Cell(f"{more} more pods.", DIM),) if more > 0 else ()
-    return Section("ON DISK", columns, tuple(rows), lines)
-
-
-def _disk_bytes(disk: DiskUsage) -> int:
-    return sum(part or 0 for part in (disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes))
-
-
-def _unattributed_disks(report: Report) -> Iterable[Section]:
-    """Usage of each file system that is in no pod."""
-    columns = (Column("HOST DIRECTORY"), Column("BYTES", right=True), Column("INODES", right=True), Column(""))
-    for disk in report.snapshot.unattributed_disks:
-        rows = tuple(
-            (
-                Cell(wording.escape_terminal(each.path)),
-                Cell(units.format_amount(each.bytes)),
-                Cell(units.format_amount(each.inodes, Unit.INODES)),
-                Cell("" if each.complete else "at least", DIM),
-            )
-            for each in disk.largest
-        )
-        names = ", ".join(dict.fromkeys(signal.partition(".")[0] for signal in disk.signals))
-        bytes_ = f"{units.format_amount(disk.unattributed_bytes)} of {units.format_amount(disk.used_bytes)} used"
-        title = f"IN NO POD ON {names} ({bytes_}, {disk.unattributed_inodes} inodes)"
-        lines = () if rows else (Cell("No host directory was measured before the timeout.", DIM),)
-        yield Section(title, columns, rows, lines)
-
-
-def _image_store(report: Report) -> Section:
-    """What fills the image store, by class, with the largest holders of each."""
-    store = report.image_store
-    if store is None:
-        return Section("IMAGE STORE")
-    columns = (Column("CLASS"), Column("BYTES", right=True), Column("INODES", right=True), Column("LARGEST"))
-    rows = []
-    for part in store.parts:
-        items = [f"{each.name} {units.format_amount(each.bytes)}" for each in part.items[:MAX_STORE_ITEMS]]
-        items += [f"{len(part.items) - len(items)} more"] if len(part.items) > len(items) else []
-        items += [] if part.complete else ["not measured in time: as the runtime recorded it, or at least this"]
-        style = WARN if part.kind is StoreClass.ORPHANED_SNAPSHOTS else STRONG
-        rows.append(
-            (
-                Cell(str(part.kind), style),
-                Cell(units.format_amount(part.bytes)),
-                Cell(units.format_amount(part.inodes, Unit.INODES)),
-                Cell(wording.escape_terminal(", ".join(items)), DIM),
-            )
-        )
-    lines = [Cell(wording.escape_terminal(reason), WARN) for reason in store.unknown]
-    if any(part.kind is StoreClass.ORPHANED_SNAPSHOTS for part in store.parts):
-        lines.append(
-            Cell("Orphans are not removed by nodeagent: containerd's next removal of a snapshot does it.", DIM)
-        )
-    path, total = wording.escape_terminal(store.path), units.format_amount(store.bytes)
-    return Section(f"IMAGE STORE of {store.runtime} ({path}, {total})", columns, tuple(rows), tuple(lines))
+# --- cgroups ---------------------------------------------------------------------------------------------------------
 
 
 def _outside(report: Report) -> Section:

@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 from nodeagent.model import SIGNAL_TABLE, RecordedSample, Signal, Unit, units
 from nodeagent.report import downsampling, explain_oom, history, history_values, record_fields, zombie_text
+from nodeagent.report.cells import BAD, DIM, GOOD, WARN
 from nodeagent.report.downsampling import Point
 from nodeagent.report.history_values import History, Series
 from nodeagent.report.record_fields import JsonObject
 from nodeagent.report.recorded_decisions import RecordedDecision
-from nodeagent.report.sections import BAD, DIM, GOOD, WARN
 
 BEFORE_S: Final = 600.0
 AFTER_S: Final = 180.0

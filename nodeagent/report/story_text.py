@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from nodeagent.model import units
 from nodeagent.report import explain, explain_oom, record_fields, sparkline, stories, wording
+from nodeagent.report.cells import BAD, DIM, STRONG, WARN, Cell, Section
 from nodeagent.report.record_fields import JsonObject
-from nodeagent.report.sections import BAD, DIM, STRONG, WARN, Cell, Section
 from nodeagent.report.stories import Curve, Moment, Story
 
 CURVE_WIDTH: Final = 45

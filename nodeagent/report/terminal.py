@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.report import sections, wording
-from nodeagent.report.sections import Cell, Column, Section
+from nodeagent.report import wording
+from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _STYLES: Final = {
-    sections.GOOD: "green",
-    sections.WARN: "yellow",
-    sections.BAD: "bold red",
-    sections.DIM: "dim",
-    sections.STRONG: "bold",
+    GOOD: "green",
+    WARN: "yellow",
+    BAD: "bold red",
+    DIM: "dim",
+    STRONG: "bold",
     "": "",
 }
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from nodeagent.report import wording
-from nodeagent.report.sections import Section
+from nodeagent.report.cells import Section
 
 _GAP = "  "
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from nodeagent.model import Unit
 from nodeagent.report import chart_scales, charts, html_page
+from nodeagent.report.cells import Cell, Column
 from nodeagent.report.charts import Line
 from nodeagent.report.html_page import Html
-from nodeagent.report.sections import Cell, Column
 from tests.fake_kube import ApiServer
 from tests.support import browser, png, scraped_agent
 from tests.support.browser import Browser, View

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.report import html_page, page_style
-from nodeagent.report.sections import Cell, Column, Section, sections
+from nodeagent.report.cells import Cell, Column, Section
+from nodeagent.report.sections import sections
 from tests.support import reports
 
 HOSTILE = (

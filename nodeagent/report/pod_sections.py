@@ -1,0 +1,99 @@
+"""The section of the report about the pods: in eviction order, with what protects each."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from nodeagent.model import SIGNAL_TABLE, PodSource, RankedPod, RefusalCode, Signal, Unit, units
+from nodeagent.report import node_report, wording
+from nodeagent.report.cells import DIM, STRONG, Cell, Column, Section
+from nodeagent.report.node_report import Report
+
+PODS_TITLE: Final = "PODS IN EVICTION ORDER FOR"
+_HOST_ONLY: Final = frozenset({RefusalCode.UNKNOWN_POD, RefusalCode.UNNAMED_POD})
+"""Refusals (policy/protection.py) that only mean that the API server does not list the pod."""
+_UNLISTED: Final = "not listed by the API server"
+
+
+def pods(report: Report) -> Section:
+    """All pods in eviction order, each with its ranking keys or with what protects it."""
+    ranking, signal = report.plan.ranking, report.plan.ranked_for
+    if not ranking:
+        return Section("PODS", lines=(Cell("No pods on this machine."),))
+    columns = (
+        Column("RANK", right=True),
+        Column("POD"),
+        Column("QOS"),
+        Column("PRIORITY", right=True),
+        Column("USAGE", right=True),
+        Column("REQUEST", right=True),
+        Column("RELIEF", right=True),
+        Column("WHY"),
+    )
+    unit = SIGNAL_TABLE[signal].unit
+    candidates, protected = node_report.counts(ranking)
+    unlisted = sum(_unlisted(ranked) for ranked in ranking)
+    numbers = [f"{candidates} candidates", f"{protected - unlisted} protected"]
+    if unlisted:
+        numbers.append(f"{unlisted} not evicted: {_UNLISTED}")
+    title = f"{PODS_TITLE} {signal} ({', '.join(numbers)})"
+    rows = tuple(_pod_row(ranked, unit, signal) for ranked in ranking)
+    return Section(title, columns, rows, _pod_legend(report))
+
+
+def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
+    pod = ranked.view.pod
+    reasons = [each.message for each in ranked.refusals if each.code not in _HOST_ONLY]
+    protected = bool(reasons)
+    return (
+        Cell(str(ranked.rank), DIM if protected else STRONG),
+        Cell(wording.escape_terminal(pod.key), DIM if protected else STRONG),
+        Cell(str(pod.qos_class)),
+        Cell("-" if pod.priority is None else str(pod.priority)),
+        Cell(units.format_amount(ranked.usage, unit)),
+        Cell(_request_text(ranked, unit, signal)),
+        Cell(units.format_amount(ranked.relief, unit)),
+        Cell(wording.escape_terminal(_why(ranked, reasons)), DIM if protected else ""),
+    )
+
+
+def _unlisted(ranked: RankedPod) -> bool:
+    """True if its only refusals are that the API server does not list it."""
+    return bool(ranked.refusals) and all(each.code in _HOST_ONLY for each in ranked.refusals)
+
+
+def _why(ranked: RankedPod, reasons: Sequence[str]) -> str:
+    """The reasons of a protected pod, otherwise its ranking keys."""
+    if reasons:
+        return "protected: " + "; ".join(reasons)
+    keys = "; ".join([key.text for key in ranked.keys])
+    return f"not evicted: {_UNLISTED}; {keys}" if _unlisted(ranked) else keys
+
+
+def _request_text(ranked: RankedPod, unit: Unit, signal: Signal) -> str:
+    """`-` if the resource has no request, `?` if it is unknown, `~` before an estimate."""
+    if unit is not Unit.BYTES:
+        return "-"
+    text = units.format_amount(ranked.request, unit)
+    return f"~{text}" if ranked.request and _estimated(ranked, signal) else text
+
+
+def _estimated(ranked: RankedPod, signal: Signal) -> bool:
+    return signal in (Signal.MEMORY, Signal.ALLOCATABLE_MEMORY) and ranked.view.pod.source is PodSource.HOST
+
+
+def _pod_legend(report: Report) -> tuple[Cell, ...]:
+    from_host = sum(ranked.view.pod.source is PodSource.HOST for ranked in report.plan.ranking)
+    lines = [
+        f"Would be evicted now: {wording.escape_terminal(victim.pod.key)} "
+        f"({victim.tier}, grace {victim.grace_period_s:.0f}s)."
+        for victim in report.plan.victims
+    ]
+    which = "No other pod" if report.plan.victims else "No pod"
+    lines += [f"{which} would be evicted: {wording.escape_terminal(each.message)}." for each in report.plan.refusals]
+    if from_host:
+        which = "These pods" if from_host == len(report.plan.ranking) else f"{from_host} of these pods"
+        lines.append(
+            f"{which} are known from this host alone and are not evicted: names are from the log directory, QoS from "
+            "the cgroup path, requests marked ~ estimated from oom_score_adj; priority and owner are unknown."
+        )
+    return tuple(Cell(line, DIM) for line in lines)
