@@ -37,6 +37,7 @@ class WatchCounts(NamedTuple):
     """Counters of one list and watch since the start."""
 
     name: str
+    """`pods` or `node`: a fixed word, never a name from the cluster."""
     failures: int
     relists: int
 

@@ -50,7 +50,8 @@ from nodeagent.telemetry import condition_conflicts, decision_log, endpoint
 from nodeagent.telemetry.decision_log import DecisionLog
 from nodeagent.telemetry.endpoint import Endpoint
 from nodeagent.telemetry.http_server import AddressError
-from nodeagent.telemetry.metrics import Failure, Metrics, RuntimeCounters, SyncStage, WalkCounters, WatchCounters
+from nodeagent.telemetry.metrics import Failure, Metrics, SyncStage
+from nodeagent.telemetry.runtime_counters import RuntimeCounters, WalkCounters
 
 STATUS_EVERY_S: Final = 30.0
 """How often the one-line status of the service manager is renewed."""
@@ -485,7 +486,7 @@ class Agent:
             condition_conflicts=session.conflicts(),
             asserted=frozenset(each.type for each in session.owned()),
             tainted=frozenset(kind.value for kind in ConditionType if session.tainted(kind)),
-            watches=tuple(WatchCounters(*each) for each in counts.watches),
+            watches=counts.watches,
             condition_writes=counts.condition_writes,
             events_dropped=counts.events_dropped,
             log_lines_dropped=self._runtime.lines_dropped(),

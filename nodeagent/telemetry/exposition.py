@@ -58,6 +58,17 @@ class Histogram:
 
 Value = int | float | Histogram
 Series = tuple[tuple[str, ...], Value]
+
+
+class Sample(NamedTuple):
+    """One value of one metric."""
+
+    name: str
+    """Of the family."""
+    labels: tuple[str, ...]
+    value: Value
+
+
 """Label values in the family's order, and the number (a `Histogram` for a histogram)."""
 
 

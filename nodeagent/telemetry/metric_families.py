@@ -6,7 +6,7 @@ A metric that is not in the table is not exported.
 from collections.abc import Iterable
 from typing import Final
 
-from nodeagent.model import Unit
+from nodeagent.model import SIGNAL_TABLE, Unit
 from nodeagent.telemetry import exposition
 from nodeagent.telemetry.exposition import Family
 
@@ -19,6 +19,12 @@ UNIT_WORDS: Final = {
     Unit.INODES: "inodes",
     Unit.PIDS: "pids",
 }
+_SIGNAL_WORDS: Final = {str(signal): UNIT_WORDS[facts.unit] for signal, facts in SIGNAL_TABLE.items()}
+
+
+def unit_word(signal: str) -> str:
+    """The unit of a signal in the names of metrics; bytes for a signal that is not known."""
+    return _SIGNAL_WORDS.get(signal, UNIT_WORDS[Unit.BYTES])
 
 
 _DISK_UNITS: Final = ("bytes", "inodes")

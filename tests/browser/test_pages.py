@@ -13,7 +13,8 @@ from nodeagent.report.charts import Mark
 from nodeagent.report.html_page import Html
 from nodeagent.telemetry.endpoint import build_pages
 from nodeagent.telemetry.http_server import Server
-from nodeagent.telemetry.metrics import Metrics, RuntimeCounters
+from nodeagent.telemetry.metrics import Metrics
+from nodeagent.telemetry.runtime_counters import RuntimeCounters
 from tests.support import browser, nodes, recordings, reports
 from tests.support.browser import Browser, View
 from tests.support.nodes import GI, NOW

@@ -7,7 +7,8 @@ import pytest
 from nodeagent.config.schema import Config, MetricsConfig, PageAccess
 from nodeagent.telemetry import endpoint
 from nodeagent.telemetry.http_server import Page, Request
-from nodeagent.telemetry.metrics import Metrics, RuntimeCounters
+from nodeagent.telemetry.metrics import Metrics
+from nodeagent.telemetry.runtime_counters import RuntimeCounters
 from tests.support import nodes
 
 LOCAL: Final = Request(peer="127.0.0.1", host="127.0.0.1:9655")

@@ -22,7 +22,8 @@ from nodeagent.policy.state import initial
 from nodeagent.telemetry import http_server
 from nodeagent.telemetry.endpoint import Endpoint, build_pages
 from nodeagent.telemetry.http_server import AddressError, Page, Request, Server
-from nodeagent.telemetry.metrics import Metrics, RuntimeCounters
+from nodeagent.telemetry.metrics import Metrics
+from nodeagent.telemetry.runtime_counters import RuntimeCounters
 from tests.support.nodes import GI, NOW, hard, snapshot, view
 from tests.support.nodes import config as make_config
 

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from nodeagent.actuators.conditions import ConditionConflict
 from nodeagent.config.schema import Config, Mode
+from nodeagent.kube.cluster_readers import WatchCounts
 from nodeagent.model import (
     ConditionType,
     DiskUsageQuality,
@@ -35,9 +36,10 @@ from nodeagent.model import (
 )
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
-from nodeagent.telemetry import metrics as module
+from nodeagent.telemetry.label_counts import MAX_METRIC_SERIES
 from nodeagent.telemetry.metric_families import FAMILIES
-from nodeagent.telemetry.metrics import Failure, Metrics, RuntimeCounters, SyncStage, WalkCounters, WatchCounters
+from nodeagent.telemetry.metrics import MAX_AWAITED_VICTIMS, Failure, Metrics, SyncStage
+from nodeagent.telemetry.runtime_counters import RuntimeCounters, WalkCounters
 from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, soft, view
 
 CONFIG = config(hard(value=2 * GI), soft(value=4 * GI, grace_s=30.0), hard(Signal.NODEFS_INODES, value=1000))
@@ -258,7 +260,7 @@ def test_counters_of_other_packages_are_read_at_the_scrape() -> None:
         condition_conflicts=(ConditionConflict(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, true_by_other=False),),
         asserted=frozenset({"MemoryPressure"}),
         tainted=frozenset({"MemoryPressure"}),
-        watches=(WatchCounters("pods", 3, 2),),
+        watches=(WatchCounts("pods", 3, 2),),
         brakes_active=1,
         api_identity="node",
         log_lines_dropped=9,
@@ -317,9 +319,9 @@ def test_series_stay_bounded_and_no_label_is_a_pods_name() -> None:
         metrics.observe_sync(at=NOW, reasons=(f"reason-{number}",))
     series = read(metrics)
     refusals = {key: value for key, value in series.items() if key[0] == "nodeagent_refusals_total"}
-    assert len(refusals) <= module.MAX_METRIC_SERIES + 1
+    assert len(refusals) <= MAX_METRIC_SERIES + 1
     assert sum(refusals.values()) == 3000
-    assert len(metrics._awaited) <= module.MAX_AWAITED_VICTIMS
+    assert len(metrics._awaited) <= MAX_AWAITED_VICTIMS
     text = metrics.render().decode()
     for word in ("pod-0", "shop", "uid-", "node-1"):
         assert word not in text
@@ -339,7 +341,7 @@ def test_both_formats_have_the_same_series_and_every_family_is_in_the_table_once
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
 def test_promtool_has_nothing_to_object_to() -> None:
-    metrics = make(RuntimeCounters(pods_synced_at=NOW, watches=(WatchCounters("pods", 0, 1),)))
+    metrics = make(RuntimeCounters(pods_synced_at=NOW, watches=(WatchCounts("pods", 0, 1),)))
     plan, seen = decided(available=GI)
     metrics.observe_plan(plan, seen)
     metrics.observe_outcome(Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.ACCEPTED, "", NOW, http_status=201))
