@@ -30,6 +30,7 @@ from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, OnExit
 from nodeagent.loop import node_profiles, sample_recording
 from nodeagent.loop.components import Components, Runtime
+from nodeagent.loop.cost_check import CostCheck
 from nodeagent.loop.executor import Executor
 from nodeagent.loop.live_page import LivePage
 from nodeagent.loop.observe import Observer
@@ -43,8 +44,7 @@ from nodeagent.policy import page_cache
 from nodeagent.policy import state as policy_states
 from nodeagent.policy.state import PolicyState
 from nodeagent.records.flight_recorder import DecisionInputs
-from nodeagent.runtime import own_cost, workers
-from nodeagent.runtime.self_protection import SpareDescriptors
+from nodeagent.runtime import workers
 from nodeagent.runtime.wakeups import Wakeups
 from nodeagent.telemetry import condition_conflicts, decision_log, endpoint
 from nodeagent.telemetry.decision_log import DecisionLog
@@ -142,8 +142,7 @@ class Agent:
         """The kubelet's thresholds above which those of the configuration are kept."""
         self._rejected = ""
         """Why the newest configuration is not in force."""
-        self._spare = SpareDescriptors()
-        self._cost: own_cost.ProcessCost | None = None
+        self._cost_check = CostCheck()
         self._retry_threads_s = float("inf")
         """When threads that found no PID are started again."""
         self._status_at = float("-inf")
@@ -353,30 +352,11 @@ class Agent:
     # --- steps of a sync ---------------------------------------------------------------------------------------------
 
     def check_own_cost(self) -> None:
-        """Spare descriptors and waiting threads in every sync, CPU and memory every `own_cost.READ_EVERY_S`."""
-        notes: tuple[Note, ...] = ()
-        if trouble := self._spare.check():
-            notes = (trouble,)
-        now = self._runtime.boottime()
-        if self._cost is None or now - self._cost.read_at >= own_cost.READ_EVERY_S:
-            notes += self._assess_cost(now)
-        self.decision_log.log_notes(notes)
-        self._retry_threads_s = workers.start_waiting()
-
-    def _assess_cost(self, now: float) -> tuple[Note, ...]:
-        """Without a reading the next sync tries again: a node without free descriptors needs its syncs."""
-        before, self._cost = self._cost, None
-        try:
-            cost = self._cost = own_cost.read_cost(now)
-        except own_cost.CostError as error:
-            return (own_cost.unread_note(error),)
-        verdict = own_cost.assess_cost(
-            before, cost, own_cost.CostLimits(), interval_factor=self.observer.interval_factor
-        )
+        """What the agent costs, and threads that found no PID."""
+        verdict = self._cost_check.check(self._runtime.boottime(), interval_factor=self.observer.interval_factor)
         self.observer.interval_factor = verdict.interval_factor
-        if verdict.trim:
-            own_cost.trim_memory()
-        return verdict.notes
+        self.decision_log.log_notes(verdict.notes)
+        self._retry_threads_s = workers.start_waiting()
 
     def decide(self, snapshot: NodeSnapshot) -> Plan:
         """The plan; the store has the new policy state."""
