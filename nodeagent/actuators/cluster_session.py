@@ -50,6 +50,26 @@ from nodeagent.model import (
 from nodeagent.runtime import clock, workers
 
 
+def session_inputs(config: Config) -> tuple[object, ...]:
+    """The configuration that a session is built from: if it changes, the agent needs another session."""
+    protection = config.protection
+    return (
+        config.mode,
+        config.cluster,
+        config.conditions,
+        config.fleet,
+        protection.annotations,
+        protection.disruption_budgets,
+        protection.replacement_wait_s > 0,
+        protection.node_bound,
+        protection.node_fit,
+        protection.node_maintenance,
+        bool(config.profiles),
+        config.own_limit.resize.enabled,
+        config.eviction_request.enabled,
+    )
+
+
 class _Opened(NamedTuple):
     """What a session works with once the node's identity is confirmed."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.actuators import brakes, eviction_hook_jobs, reclaim_runner
+from nodeagent.actuators import brakes, cluster_session, eviction_hook_jobs, reclaim_runner
 from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.cluster_session import ClusterSession
@@ -252,7 +252,7 @@ class ComponentBuilder:
                 self._log.warning("configuration change needs a restart", key=field)
         config = loaded.config._replace(**{field: getattr(old, field) for field in NEEDS_RESTART})
         session = before.session
-        if _session_inputs(config) != _session_inputs(old):
+        if cluster_session.session_inputs(config) != cluster_session.session_inputs(old):
             try:
                 session = self._connect(loaded._replace(config=config), before.session.owned())
             except CannotRunError as error:
@@ -326,24 +326,6 @@ def _no_pid() -> bool:
     no_pid = workers.start_thread(lambda: None, name="start") is None
     workers.clear_failed_start("start")
     return no_pid
-
-
-def _session_inputs(config: Config) -> tuple[object, ...]:
-    """The configuration that a session is built from."""
-    protection = config.protection
-    return (
-        config.mode,
-        config.cluster,
-        config.conditions,
-        config.fleet,
-        protection.annotations,
-        protection.disruption_budgets,
-        protection.replacement_wait_s > 0,
-        protection.node_fit,
-        protection.node_maintenance,
-        bool(config.profiles),
-        config.own_limit.resize.enabled,
-    )
 
 
 def _connect(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_kube import ApiServer, pod
 from tests.support.livenode import Run, until
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nlogging: {format: json}\n"
@@ -138,3 +139,40 @@ def test_a_named_pipe_in_place_of_the_file_does_not_block_the_loop(agent: Run, c
     why = "it is a named pipe, not a regular file"
     until(lambda: why in str(agent.logged("configuration rejected")), "the refusal")
     assert agent.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "asked"),
+    [
+        (
+            "protection: {nodeBound: false}",
+            "protection: {nodeBound: true}",
+            "/api/v1/namespaces/default/persistentvolumeclaims/data",
+        ),
+        ("evictionRequest: {enabled: false}", "evictionRequest: {enabled: true}", "/apis/lifecycle.k8s.io/v1alpha1"),
+    ],
+    ids=["nodeBound", "evictionRequest"],
+)
+def test_a_switch_that_needs_the_api_server_takes_effect_with_the_reload(
+    tmp_path: Path, off: str, on: str, asked: str
+) -> None:
+    mounting = pod("db", spec={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]})
+    config = tmp_path / "config.yaml"
+    head = HEAD + f"stateDir: {tmp_path}/state\nsampling: {{cgroupRoot: /no-such-cgroup}}\n"
+    config.write_text(head + off)
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)}
+    with ApiServer(node="lab-node", pods=[mounting], linger_s=None) as api:
+        api.set_volume("data", {"local": {"path": "/mnt/disk1"}})
+        options = ("--config", str(config), "--kubeconfig", str(api.kubeconfig(tmp_path / "kubeconfig")))
+        agent = Run(*options, "--node-name", "lab-node", log=tmp_path / "log", environ=environ)
+        try:
+            assert api.wait_for(
+                lambda: [r for r in api.requests if r.path == "/api/v1/pods" and "watch" in r.query], 60
+            )
+            assert not [request for request in api.requests if request.path == asked]
+            rewrite(config, head + on)
+            agent.process.send_signal(signal.SIGHUP)
+            assert api.wait_for(lambda: [r for r in api.requests if r.path == asked], 60), agent.events()
+            assert agent.stop() == 0
+        finally:
+            agent.kill()
