@@ -1,6 +1,6 @@
 """Injects faults and prints one table: what was injected, how often, what happened. `--quick` takes a sample.
 
-    python -m tests.faults [--quick | --every N] [--only calls|kernel|state|recording|api]
+    python -m tests.faults [--quick | --every N] [--only calls|kernel|state|recording|api|lifecycle]
 
 The exit code is 1 if there was a wrong eviction, a lost rate limit, a hang or a traceback.
 """

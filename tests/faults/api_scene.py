@@ -63,8 +63,6 @@ class ApiScene(Scene):
         self.carried_out: list[str] = []
         self._stuck_before = set(workers.stuck_workers())
         self._failures_before = workers.failure_counts()
-        self.blocked_s = 0.0
-        """The longest time of a sync that cannot be due to a busy machine."""
         api.on_eviction = self._on_eviction
         super().__init__(place, CALM, connect=self._connect, config=_CONFIG)
         self.session.start()
@@ -123,13 +121,6 @@ class ApiScene(Scene):
         while self.session.counts().in_flight and time.monotonic() < deadline:
             pause(0.005)
 
-    @contextmanager
-    def measured(self) -> Iterator[None]:
-        """Measure a sync for `blocked_s`."""
-        began, busy = time.monotonic(), _busy_s()
-        yield
-        self.blocked_s = max(self.blocked_s, time.monotonic() - began - (_busy_s() - busy))
-
     def until(self, holds: Callable[[], object], *, within_s: float, step_s: float) -> bool:
         """Sync until it holds; False if it never did. `step_s`: by how much the clock moves."""
         deadline = time.monotonic() + within_s
@@ -155,18 +146,6 @@ class ApiScene(Scene):
             step_s = 1.0 if young else 10.0 if age_s < 5.0 else 60.0
             self.advance(step_s, pause_s=PAUSE_S if young else 2 * PAUSE_S)
             calm = calm + 1 if well() else 0
-
-
-def _busy_s() -> float:
-    """For how long all threads of this process have run or waited for a processor."""
-    total = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        try:
-            ran, waited, _ = path.read_text().split()
-        except OSError:  # the thread has just ended
-            continue
-        total += int(ran) + int(waited)
-    return total / 1e9
 
 
 def pause(seconds: float) -> None:

@@ -3,11 +3,15 @@
 import builtins
 import errno
 import io
+import itertools
 import os
 import re
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 ERRNOS: Final = ("ENOENT", "EIO", "EACCES", "ENODEV", "EMFILE", "ENOMEM", "EINTR")
@@ -26,44 +30,151 @@ class Call(NamedTuple):
     """Counted from 0, all functions together."""
 
 
+Around = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Stands in for a function: its name, the function, its arguments."""
+_write, _readlink, _stat = os.write, os.readlink, os.stat
+
+
 @contextmanager
 def counted() -> Iterator[list[Call]]:
     """The system calls of this thread, in their order."""
     calls: list[Call] = []
 
-    def before(name: str) -> None:
+    def count(name: str, original: Callable[..., Any], given: tuple[Any, ...], more: dict[str, Any]) -> Any:
         calls.append(Call(name, len(calls)))
+        return original(*given, **more)
 
-    with _patched(before):
+    with _patched(count):
         yield calls
 
 
 @contextmanager
 def failing(number: int, code: str) -> Iterator[None]:
     """This one call of this thread fails."""
-    seen = 0
+    value = getattr(errno, code)
 
-    def before(name: str) -> None:
-        nonlocal seen
-        seen += 1
-        if seen - 1 == number:
-            value = getattr(errno, code)
-            raise OSError(value, os.strerror(value), f"injected into {name}")
+    def fail(name: str, *_: object) -> None:
+        raise OSError(value, os.strerror(value), f"injected into {name}")
 
-    with _patched(before):
+    with _at(number, fail):
         yield
 
 
 @contextmanager
-def _patched(before: Callable[[str], None]) -> Iterator[None]:
+def killing(number: int, *, amid: bool = False) -> Iterator[None]:
+    """SIGKILL ends this process as it enters this call of this thread. `amid`: if it is a write, after half of the
+    data."""
+
+    def kill(name: str, _: object, given: tuple[Any, ...], __: object) -> None:
+        if amid and name == "write":
+            descriptor, data = given
+            _write(descriptor, bytes(data)[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with _at(number, kill):
+        yield
+
+
+@contextmanager
+def _at(number: int, instead: Around) -> Iterator[None]:
+    seen = itertools.count()
+
+    def call(name: str, original: Callable[..., Any], given: tuple[Any, ...], more: dict[str, Any]) -> Any:
+        if next(seen) == number:
+            return instead(name, original, given, more)
+        return original(*given, **more)
+
+    with _patched(call):
+        yield
+
+
+@contextmanager
+def full(directory: Path, *, first: int = 0, only: bool = False) -> Iterator[list[str]]:
+    """The file system of the directory is full for all threads: whatever needs space there fails with ENOSPC, from the
+    call with the number `first` on, or `only` that one. Yields the names of all such calls."""
+    calls: list[str] = []
+    lock = threading.Lock()
+
+    def refused(name: str) -> bool:
+        with lock:
+            number = len(calls)
+            calls.append(name)
+        return number == first if only else number >= first
+
+    def call(name: str, original: Callable[..., Any], given: tuple[Any, ...], more: dict[str, Any]) -> Any:
+        if _needs_space(name, given, more, str(directory)) and refused(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"injected into {name}")
+        return original(*given, **more)
+
+    class File(io.FileIO):
+        def write(self, data: Any) -> int:
+            if refused("write"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    def fdopen(fd: int, mode: str = "r", *given: Any, **more: Any) -> Any:
+        if _below(fd, str(directory)) and mode in ("ab", "wb"):
+            return io.BufferedWriter(File(fd, mode))
+        return original_fdopen(fd, mode, *given, **more)
+
+    original_fdopen = os.fdopen
+    os.fdopen = fdopen
+    try:
+        with _patched(call, all_threads=True):
+            yield calls
+    finally:
+        os.fdopen = original_fdopen
+
+
+@contextmanager
+def wall_clock(offset_s: Callable[[], float]) -> Iterator[None]:
+    """The wall clock of this process is off by so much."""
+    original = time.time
+    time.time = lambda: original() + offset_s()
+    try:
+        yield
+    finally:
+        time.time = original
+
+
+def _needs_space(name: str, given: tuple[Any, ...], more: dict[str, Any], directory: str) -> bool:
+    if name in ("write", "fsync"):
+        return _below(given[0], directory)
+    if name == "open":
+        flags = given[1] if len(given) > 1 else 0
+        return isinstance(flags, int) and bool(flags & os.O_CREAT) and _is_new(given, more, directory)
+    return name in ("mkdir", "rename", "replace") and _below(given[0], directory)
+
+
+def _is_new(given: tuple[Any, ...], more: dict[str, Any], directory: str) -> bool:
+    """An open file needs no space if it exists."""
+    path = os.fspath(given[0])
+    if (parent := more.get("dir_fd")) is not None:
+        path = f"{_readlink(f'/proc/self/fd/{parent}')}/{path}"
+    if not _below(path, directory):
+        return False
+    try:
+        _stat(path)
+    except OSError:
+        return True
+    return False
+
+
+def _below(place: Any, directory: str) -> bool:
+    path = _readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else os.fspath(place)
+    return path == directory or path.startswith(f"{directory}/")
+
+
+@contextmanager
+def _patched(around: Around, *, all_threads: bool = False) -> Iterator[None]:
     thread = threading.get_ident()
     places: list[tuple[Any, str]] = [*((os, name) for name in CALLS), (io, "open"), (builtins, "open")]
     originals = [getattr(module, name) for module, name in places]
 
     def patch(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
-            if threading.get_ident() == thread:
-                before(name)
+            if all_threads or threading.get_ident() == thread:
+                return around(name, original, arguments, keywords)
             return original(*arguments, **keywords)
 
         return call

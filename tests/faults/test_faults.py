@@ -1,7 +1,8 @@
-"""Faults in system calls, kernel files, state, recordings and answers of the API server: no wrong eviction, no lost
-rate limit, no hang, no traceback."""
+"""Faults in system calls, kernel files, state, recordings, answers of the API server and the life of the process: no
+wrong eviction, no lost rate limit, no hang, no traceback."""
 
 import os
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import api, api_faults, api_scene, injected, runs
+from tests.faults import api, api_faults, api_scene, clocks, injected, lifecycle, runs
 from tests.faults.api import Case
+from tests.faults.clocks import Told
+from tests.faults.processes import SYNC, Inject
 from tests.faults.runs import Table
 from tests.faults.scene import CALM, HOG, PRESSED, WEB, Scene, scene
 from tests.support.paths import REPOSITORY
@@ -87,6 +90,64 @@ def test_the_judge_reports_more_evictions_than_the_limit_and_a_sync_that_waits()
         with world.measured():
             api_scene.pause(2 * api_scene.BLOCKED_S)
         assert world.blocked_s > api_scene.BLOCKED_S
+
+
+def test_the_judge_reports_a_token_that_two_processes_spend() -> None:
+    with lifecycle.in_phase(lifecycle.PHASES["sync after the eviction"]) as (world, process):
+        process.now.kill()
+        assert world.cluster.evicted == [HOG]
+        shutil.rmtree(world.state)  # what it has left, as if the directory were not kept
+        world.state.mkdir()
+        assert lifecycle.next_agent(world)[0] == "lost rate limit"
+
+
+def test_a_process_is_killed_at_the_call_with_the_number_and_its_eviction_is_known() -> None:
+    phase = lifecycle.PHASES["sync that evicts"]
+    with lifecycle.in_phase(phase) as (world, process):
+        done = process.now.do(SYNC)
+        assert done is not None
+        assert world.cluster.evicted == [HOG]
+        last = len(done.calls) - 1
+    with lifecycle.in_phase(phase) as (world, process):
+        assert process.now.do(SYNC, Inject(last, "kill")) is None
+        assert world.cluster.evicted == [HOG]
+    with lifecycle.in_phase(phase) as (world, process):
+        assert process.now.do(SYNC, Inject(last + 1000, "kill")) is not None
+
+
+def test_the_judge_reports_an_eviction_within_the_grace_period_and_a_changed_story() -> None:
+    story = clocks.STORIES["soft"]
+    expected = clocks.tell(story, -1, "")
+    at = expected.evicted.index(1)
+
+    def told(first: int, blocked_s: float = 0.0) -> Told:
+        evicted = tuple(int(number >= first) for number in range(len(story.steps)))
+        return Told(evicted, blocked_s, "evicted in a later sync", "")
+
+    assert clocks.judged(told(at), expected, story, 3, "wall clock at 1970")[0] == "evicted as without it"
+    assert clocks.judged(told(at - 1), expected, story, 3, "wall clock at 1970")[0] == "not recovered"
+    assert clocks.judged(told(at + 1), expected, story, 3, clocks.HANGING)[0] == "not recovered"
+    assert clocks.judged(told(at, 1.5), expected, story, 3, clocks.HANGING)[0] == "hang"
+    seen_at = story.steps.index(clocks.PRESS) + 1
+    soonest = seen_at + round(clocks.GRACE_S)
+    assert clocks.judged(told(soonest - 1), expected, story, seen_at, "suspended for a day")[0] == "wrong eviction"
+    assert "sooner" in clocks.judged(told(soonest), expected, story, seen_at, "suspended for a day")[0]
+
+
+def test_a_full_disk_refuses_what_needs_space_in_its_directory_alone(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "old").write_bytes(b"x")
+    with injected.full(tmp_path / "disk", first=1) as calls:
+        fd = os.open(tmp_path / "disk" / "new", os.O_WRONLY | os.O_CREAT)
+        with pytest.raises(OSError, match="No space left"):
+            os.write(fd, b"x")
+        with pytest.raises(OSError, match="No space left"), os.fdopen(fd, "wb") as file:
+            file.write(b"x")
+        with pytest.raises(OSError, match="No space left"):
+            (tmp_path / "disk" / "directory").mkdir()
+        os.truncate(tmp_path / "disk" / "old", 0)
+        (tmp_path / "elsewhere").mkdir()
+    assert calls == ["open", "write", "write", "mkdir"]
 
 
 def test_the_call_with_the_number_fails_and_no_other_one(tmp_path: Path) -> None:
