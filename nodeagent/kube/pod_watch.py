@@ -207,11 +207,12 @@ class _Store:
             del self._deleted[next(iter(self._deleted))]
 
     def missing(self, cgroup_uids: frozenset[str]) -> frozenset[str]:
-        """The UIDs of no pod that is listed, was just deleted or is unreadable."""
+        """The UIDs of no pod that is listed or was just deleted. An unreadable pod is missing: the answer may have been
+        damaged on its way, and only a list brings it back."""
         since = self._clock() - DELETED_S
         with self._lock:
             deleted = {uid for uid, at in self._deleted.items() if at > since}
-            return cgroup_uids.difference(self._pods, deleted, self._notes)
+            return cgroup_uids.difference(self._pods, deleted)
 
     def changed(self) -> None:
         self._wake()

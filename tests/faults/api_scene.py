@@ -32,8 +32,11 @@ REQUEST_TIMEOUT_S: Final = 0.4
 """Of the agent. A request to the double takes a few milliseconds."""
 PAUSE_S: Final = 0.04
 """Real time between two syncs, for the threads."""
-RECOVER_S: Final = 30.0
-"""Longest real time until everything is well again. The longest wait of the agent after few failures is 4 s."""
+RECOVER_S: Final = 45.0
+"""Longest real time until everything is well again. The longest wait of the agent after few failures is 4 s, and 30 s
+after a long Retry-After."""
+SHORT_STEPS: Final = 10
+"""Steps from one long step to the next."""
 LASTING: Final = 6
 """Syncs in a row in which all must be well: a thread may be about to notice what happened."""
 BLOCKED_S: Final = 0.3
@@ -137,15 +140,17 @@ class ApiScene(Scene):
         def well() -> bool:
             return not self.unknown and (bool(self.carried_out) or not pressed)
 
-        calm = 0
+        calm, number = 0, 0
         while calm < LASTING and (calm or time.monotonic() - began < self.recover_s):
             # A refusal blocks its pod, its owner or all requests for minutes of the agent's clock. Two requests without
-            # an answer have spent all tokens, and the next one is due after an hour.
+            # an answer have spent all tokens, and the next one is due after an hour. What the soft tier knows of owners
+            # is old after a long step, and its grace period begins again: some short ones follow.
             age_s = time.monotonic() - began
             young = calm or age_s < 1.0
-            step_s = 1.0 if young else 10.0 if age_s < 5.0 else 60.0
+            step_s = 1.0 if young or number % SHORT_STEPS else 10.0 if age_s < 5.0 else 300.0
             self.advance(step_s, pause_s=PAUSE_S if young else 2 * PAUSE_S)
             calm = calm + 1 if well() else 0
+            number += 1
 
 
 def pause(seconds: float) -> None:

@@ -3,13 +3,19 @@
 from collections.abc import Callable
 from typing import Final
 
-from tests.faults import api, clocks, lifecycle, runs, two_agents
+from tests.faults import api, clocks, lifecycle, replaced_node, runs, two_agents
 from tests.faults.runs import Table
 
 
 def whole_lifecycle(table: Table, every: int) -> None:
     """Start, stop and the world around the agent."""
-    for part in (lifecycle.kills, lifecycle.full_disks, clocks.clocks_and_mounts, two_agents.two_agents):
+    for part in (
+        lifecycle.kills,
+        lifecycle.full_disks,
+        clocks.clocks_and_mounts,
+        two_agents.two_agents,
+        replaced_node.replaced_nodes,
+    ):
         part(table, every)
 
 

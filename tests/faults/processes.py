@@ -40,6 +40,8 @@ class Done(NamedTuple):
     """The calls of all its threads that need space in the state directory."""
     failure: str
     """The traceback; empty if there is none."""
+    beside: str
+    """The lock of another agent that acts; empty if this one acts."""
 
 
 class AgentProcess:
@@ -50,6 +52,8 @@ class AgentProcess:
         orders, self._orders = os.pipe()
         self._answers, answers = os.pipe()
         self._buffer = b""
+        self._poll = select.poll()
+        self._poll.register(self._answers, select.POLLIN)
         self.pid = os.fork()
         if self.pid == 0:  # pragma: no cover - another process
             os.close(self._orders)
@@ -76,9 +80,8 @@ class AgentProcess:
                     self._world.cluster.evicted.append(answer["evicted"])
                     continue
                 self._world.now = answer["now"]
-                return Done(tuple(answer["calls"]), tuple(answer["writes"]), answer["failure"])
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+                return Done(tuple(answer["calls"]), tuple(answer["writes"]), answer["failure"], answer["beside"])
+            if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError(f"{step} has not ended after {STEP_S:.0f} s")
             data = os.read(self._answers, 65536)
             if not data:
@@ -110,7 +113,7 @@ def _serve(world: Scene, orders: int, answers: int) -> None:
                 calls, writes = _step(world, order["step"], inject, stack, lambda name: send(evicted=name))
             except Exception:
                 failure = traceback.format_exc(limit=-6)
-            send(now=world.now, calls=calls, writes=writes, failure=failure)
+            send(now=world.now, calls=calls, writes=writes, failure=failure, beside=world.beside)
 
 
 def _step(
@@ -123,8 +126,13 @@ def _step(
             world.launch()
             world.cluster.on_eviction = evicted
             world.start()
-        elif step == SYNC:
+        elif step == SYNC and not world.locks:
             world.sync()
+        elif step == SYNC:
+            if world.sync_in_role():
+                world.close()
+                world.launch()
+                world.cluster.on_eviction = evicted
         else:
             world.close()
 

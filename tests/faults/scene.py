@@ -141,6 +141,8 @@ class Scene:
         """In place of the node's."""
         self.locks = False
         """True: the agent locks its node, as `nodeagent run` does."""
+        self.beside = ""
+        """The lock of another agent that acts; empty if this one acts."""
         self.beside_since = float("-inf")
         """Since when the next agent has run beside another one that acts."""
         self.cluster = Cluster(lambda: self.now)

@@ -113,6 +113,7 @@ class _Pair:
     def __init__(self, world: Scene, first: AgentProcess, second: Scene) -> None:
         self._world, self._first, self._second = world, first, second
         self._answers = True
+        self._first_beside = ""
         self._began = 0.0
         self.wrong = ""
 
@@ -131,8 +132,8 @@ class _Pair:
                 if self._answers:
                     yield self._sync_first
                 yield self._sync_second
-                if not ended and not self._second.beside:
-                    self.wrong = f"the second agent acts beside the first one after {getattr(event, '__name__', '')}"
+            if not ended and not self._second.beside and not self._first_beside:
+                self.wrong = f"both agents act after {getattr(event, '__name__', '')}"
         if not ended:
             self._first.kill()
             self._answers = False
@@ -152,6 +153,7 @@ class _Pair:
         done = self._first.do(SYNC)
         if done is None or done.failure:
             raise RuntimeError(done.failure if done is not None else "the first agent has died")
+        self._first_beside = done.beside
 
     def _sync_second(self) -> None:
         second = self._second

@@ -490,6 +490,26 @@ def test_running_pods_that_a_wrong_list_lacked_are_listed_again(
     assert len(script.lists) == lists + 1
 
 
+def test_running_pods_that_a_list_had_without_their_spec_are_listed_again(
+    behind: tuple[Behind, Watched, list[float]],
+) -> None:
+    """The version of such a list is right, so no watch would ever send them again."""
+    script, watched, now = behind
+    right = script.pods
+    script.pods = [{key: value for key, value in each.items() if key != "spec"} for each in right]
+    watched.watch.report_missing(frozenset({"2"}))
+    now[0] += SPREAD_S
+    watched.watch.report_missing(frozenset({"2"}))
+    watched.until(lambda view: view.notes and not view.pods)
+    script.pods = right
+    now[0] += DELETED_S
+    for _ in range(2):
+        watched.watch.report_missing(frozenset({"1"}))
+        now[0] += SPREAD_S
+    watched.watch.report_missing(frozenset({"1"}))
+    assert names(watched.until(lambda view: view.pods)) == {"one"}
+
+
 @pytest.mark.parametrize(("tokens", "most"), [(2, 3), (10**6, MAX_PAGES)], ids=["a circle", "no end"])
 def test_an_endless_list_is_given_up(tokens: int, most: int, tmp_path: Path) -> None:
     requests: list[bytes] = []
