@@ -44,7 +44,7 @@ def _add(api: ApiServer) -> None:
     api.add_node(new)
 
 
-def _replace_pods(api: ApiServer) -> None:
+def replace_pods(api: ApiServer) -> None:
     """Pods of the same names on the new Node: with UIDs that no cgroup here has."""
     for entry in PODS:
         namespace, _, name = entry.key.partition("/")
@@ -57,17 +57,17 @@ def _replace_pods(api: ApiServer) -> None:
 class Kind(NamedTuple):
     """How the Node is replaced."""
 
-    replace: Callable[[ApiServer], None]
+    steps: tuple[Callable[[ApiServer], None], ...]
     pods_too: bool = False
 
 
 KINDS: Final[dict[str, Kind]] = {
-    "replaced at once": Kind(_replace),
-    "away for half a second": Kind(lambda api: _replace(api, away_s=AWAY_S)),
-    "replaced while no watch was open": Kind(lambda api: _replace(api, untold=True)),
-    "replaced twice": Kind(lambda api: (_replace(api), _replace(api))[0]),
-    "replaced with its pods": Kind(lambda api: (_replace(api), _replace_pods(api))[0], pods_too=True),
-    "its pods first": Kind(lambda api: (_replace_pods(api), _replace(api))[0], pods_too=True),
+    "replaced at once": Kind((_replace,)),
+    "away for half a second": Kind((lambda api: _replace(api, away_s=AWAY_S),)),
+    "replaced while no watch was open": Kind((lambda api: _replace(api, untold=True),)),
+    "replaced twice": Kind((_replace, _replace)),
+    "replaced with its pods": Kind((_replace, replace_pods), pods_too=True),
+    "its pods first": Kind((replace_pods, _replace), pods_too=True),
 }
 PHASES: Final[dict[str, tuple[Node, Node]]] = {
     "calm": (CALM, CALM),
@@ -90,16 +90,16 @@ def replaced_nodes(table: runs.Table, every: int) -> None:
         table.add(f"Node, {phase}", kind, result, detail)
 
 
-def run(before: Node, after: Node, kind: Kind) -> tuple[str, str]:
-    """What happened in one case."""
+def run(before: Node, after: Node, kind: Kind, *, recover_s: float = api_scene.RECOVER_S) -> tuple[str, str]:
+    """What happened in one case. `recover_s`: real time for all to be well again."""
     try:
         with api_scene.api_scene() as world:
-            return _judged(world, before, after, kind)
+            return _judged(world, before, after, kind, recover_s)
     except Exception:
         return "traceback", traceback.format_exc(limit=-6)
 
 
-def _judged(world: ApiScene, before: Node, after: Node, kind: Kind) -> tuple[str, str]:
+def _judged(world: ApiScene, before: Node, after: Node, kind: Kind, recover_s: float) -> tuple[str, str]:
     api = world.api
     uids: list[str] = []
     carried_out = api.on_eviction
@@ -117,7 +117,8 @@ def _judged(world: ApiScene, before: Node, after: Node, kind: Kind) -> tuple[str
         return "not recovered", "no eviction before the fault"
     known = api.condition(CONDITION)
     world.write(after)
-    kind.replace(api)
+    for replace in kind.steps:
+        replace(api)
     pressed = after is not CALM
     wanted = "True" if pressed else "False"
     began = time.monotonic()
@@ -132,7 +133,7 @@ def _judged(world: ApiScene, before: Node, after: Node, kind: Kind) -> tuple[str
         for _ in range(api_scene.LASTING):
             world.advance(1.0)
         calm = 0
-        while calm < api_scene.LASTING and time.monotonic() - began < world.recover_s:
+        while calm < api_scene.LASTING and time.monotonic() - began < recover_s:
             world.advance(1.0 if calm or time.monotonic() - began < 5.0 else 10.0)
             calm = calm + 1 if settled() else 0
 

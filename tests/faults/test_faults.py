@@ -1,6 +1,7 @@
 """Faults in system calls, kernel files, state, recordings, answers of the API server and the life of the process: no
 wrong eviction, no lost rate limit, no hang, no traceback."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import api, api_faults, api_scene, clocks, injected, lifecycle, runs
+from tests.fake_kube import ApiServer
+from tests.faults import api, api_faults, api_scene, clocks, injected, lifecycle, replaced_node, runs
 from tests.faults.api import Case
 from tests.faults.clocks import Told
 from tests.faults.processes import SYNC, Inject
 from tests.faults.runs import Table
-from tests.faults.scene import CALM, HOG, PRESSED, WEB, Scene, scene
+from tests.faults.scene import CALM, HOG, PODS, PRESSED, WEB, Scene, scene
 from tests.support.paths import REPOSITORY
 
 
@@ -78,6 +80,24 @@ def test_the_judge_reports_a_refused_eviction_of_the_wrong_pod() -> None:
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(request)
         assert runs.judge(world, [lambda: None], pressed=True)[0] == "wrong eviction"
+
+
+def test_the_judge_reports_a_pod_of_a_new_node_that_is_evicted_and_a_condition_that_is_missing() -> None:
+    def evict(api: ApiServer) -> None:
+        replaced_node.replace_pods(api)
+        options = {"preconditions": {"uid": f"new-{PODS[0].cgroup_uid}"}}
+        body = {"metadata": {"name": "hog", "namespace": "shop"}, "deleteOptions": options}
+        request = urllib.request.Request(
+            f"{api.url}/api/v1/namespaces/shop/pods/hog/eviction",
+            json.dumps(body).encode(),
+            {"Authorization": f"Bearer {api.token}", "Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request)
+
+    kind = replaced_node.Kind((evict,), pods_too=True)
+    assert replaced_node.run(CALM, CALM, kind, recover_s=2.0)[0] == "wrong eviction"
+    kind = replaced_node.Kind((lambda api: api.forbid("patch", "nodes/status"),))
+    assert replaced_node.run(CALM, PRESSED, kind, recover_s=2.0)[0] == "not recovered"
 
 
 def test_the_judge_reports_more_evictions_than_the_limit_and_a_sync_that_waits() -> None:
