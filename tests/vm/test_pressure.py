@@ -113,23 +113,31 @@ def test_what_a_pod_writes_to_a_volume_in_memory_is_its_memory(node: Node) -> No
         assert cast.alive() == {"chill"}
 
 
-def _bytes_left(machine: Machine) -> dict[str, str]:
-    return {"nodefs.available": str(free(machine, "avail", "/var/lib/kubelet") - 300 * MIB)}
+def _bytes_left(machine: Machine) -> tuple[str, str, str]:
+    """A signal, its hard threshold and its soft one, which is crossed four seconds earlier."""
+    left = free(machine, "avail", "/var/lib/kubelet")
+    return "nodefs.available", str(left - 300 * MIB), str(left - 100 * MIB)
 
 
-def _inodes_left(machine: Machine) -> dict[str, str]:
-    return {"nodefs.inodesFree": str(free(machine, "iavail", "/var/lib/kubelet") - 5000)}
+def _inodes_left(machine: Machine) -> tuple[str, str, str]:
+    """The same for files."""
+    left = free(machine, "iavail", "/var/lib/kubelet")
+    return "nodefs.inodesFree", str(left - 5000), str(left - 1500)
 
 
 @pytest.mark.parametrize(
-    ("work", "threshold"),
+    ("work", "thresholds"),
     [("write {volume} 50", _bytes_left), ("litter {volume} 1000", _inodes_left)],
     ids=["bytes", "inodes"],
 )
 def test_the_pod_that_fills_the_disk_is_evicted_after_the_condition_is_true(
-    node: Node, work: str, threshold: Callable[[Machine], dict[str, str]]
+    node: Node, work: str, thresholds: Callable[[Machine], tuple[str, str, str]]
 ) -> None:
-    node.start_agent(evictionHard=threshold(node.machine), evictionSoft={}, evictionSoftGracePeriod={}, signals={})
+    """The soft threshold publishes the condition and never evicts here."""
+    signal, hard, soft = thresholds(node.machine)
+    node.start_agent(
+        evictionHard={signal: hard}, evictionSoft={signal: soft}, evictionSoftGracePeriod={signal: "10m"}, signals={}
+    )
     with node.cast() as cast, watched(node.machine, "/var/lib/kubelet") as least:
         for name in IDLE:
             cast.add(start_pod(node.machine, name))
