@@ -215,6 +215,8 @@ def _configure(root: Path, scratch: Path) -> None:
 
 def _install_dependencies(root: Path, suite: Suite) -> None:
     _step("chroot", str(root), "python3", "-m", "venv", "/opt/nodeagent")
+    if suite == OLDER:  # since Python 3.12 there is none; every start of Python would run its hook
+        _step("chroot", str(root), "/opt/nodeagent/bin/pip", "uninstall", "--quiet", "--yes", "setuptools")
     _step(
         sys.executable,
         "-m",
