@@ -18,6 +18,7 @@ import ctypes
 import errno
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -35,6 +36,8 @@ _MAX_TABLES: Final = 16
 _CLOCK_EVERY: Final = 1000
 """Descriptors between two checks of the deadline: 3 ms."""
 _GONE: Final = (errno.ENOENT, errno.ESRCH)
+_SPAN: Final = re.compile(rb"[0-9a-f]{1,16}-[0-9a-f]{1,16}")
+"""The addresses of a mapping, as in /proc/PID/maps."""
 _KCMP: Final = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "s390x": 343, "ppc64le": 354}
 _KCMP_FILES: Final = 2
 
@@ -252,6 +255,9 @@ class _PodScan:
             return
         try:
             for span in wanted.values():
+                if not _SPAN.fullmatch(span):
+                    self.complete = False
+                    continue
                 self._count_target(pid, directory, _map_files_name(span))
         finally:
             os.close(directory)
@@ -272,8 +278,7 @@ class _PodScan:
 
 def _map_files_name(span: bytes) -> str:
     """The name in map_files: the name in maps without leading zeros."""
-    start, _, end = span.partition(b"-")
-    return "-".join([(bound.lstrip(b"0") or b"0").decode("ascii", "replace") for bound in (start, end)])
+    return "-".join(f"{int(bound, 16):x}" for bound in span.split(b"-"))
 
 
 def _main_thread_ended(host: Host, pid: int) -> bool:

@@ -33,8 +33,9 @@ MAX_LOGGED: Final = 1024
 _RECORD_BYTES: Final = 8192
 _OOM_KILL: Final = re.compile(
     # Both cgroup names may contain anything, also a comma: the first one ends at the first, the command at the last.
+    # Atomic, because names of cgroups can be made for a regular expression that goes back.
     r"oom-kill:constraint=(?P<constraint>CONSTRAINT_[A-Z_]{1,32}),"
-    r".*?(?:oom_memcg=(?P<limit>/.*?)|global_oom),task_memcg=(?P<cgroup>/.*?),"
+    r"(?>.*?(?:oom_memcg=(?P<limit>/.*?)|global_oom),task_memcg=)(?P<cgroup>/.*?),"
     r"task=(?P<name>.{0,64}),pid=(?P<pid>\d{1,10}),uid=\d{1,10}\Z",
     re.DOTALL,
 )
@@ -165,11 +166,11 @@ class OomLogParser:
         for record in records:
             if len(kills) >= MAX_LOGGED:
                 break
-            if found := _OOM_KILL.search(record.text):
+            if found := _OOM_KILL.match(record.text):
                 self._choose(found, record, place, kills, last)
-            elif found := _GROUP.search(record.text):
+            elif found := _GROUP.match(record.text):
                 self._group = place(found["cgroup"])
-            elif found := _KILLED.search(record.text):
+            elif found := _KILLED.match(record.text):
                 self._killed(found, record, kills, last)
         return list(kills.values())
 
