@@ -1,6 +1,6 @@
-"""Jumps of the clocks and mounts that hang, before each step of a story: pressure, an eviction, another process.
+"""Jumps of the clocks and mounts that hang, before each step of a scenario: pressure, an eviction, another process.
 
-The story without a fault is the measure. A jump of the wall clock changes nothing. Time in which the machine was
+The scenario without a fault is the measure. A jump of the wall clock changes nothing. Time in which the machine was
 suspended or the process stopped fills the rate limit, and it is part of no grace period. After a reboot every token
 counts as spent.
 """
@@ -27,7 +27,7 @@ SYNCS_AFTER: Final = 20
 """A calm node has its pods read every 10 s. Then the grace period follows."""
 
 
-class Story(NamedTuple):
+class Scenario(NamedTuple):
     """What happens without a fault."""
 
     config: str
@@ -36,10 +36,10 @@ class Story(NamedTuple):
     steps: tuple[str, ...]
 
 
-STORIES: Final[dict[str, Story]] = {
-    "hard": Story(ONE, 300 * MI, (START, SYNC, SYNC, PRESS, SYNC, SYNC, AGAIN, SYNC)),
-    "soft": Story(_SOFT, GI + 500 * MI, (START, SYNC, PRESS, *[SYNC] * 16, AGAIN, SYNC)),
-    "soft, restarted": Story(_SOFT, GI + 500 * MI, (START, SYNC, PRESS, SYNC, SYNC, AGAIN, *[SYNC] * 8)),
+SCENARIOS: Final[dict[str, Scenario]] = {
+    "hard": Scenario(ONE, 300 * MI, (START, SYNC, SYNC, PRESS, SYNC, SYNC, AGAIN, SYNC)),
+    "soft": Scenario(_SOFT, GI + 500 * MI, (START, SYNC, PRESS, *[SYNC] * 16, AGAIN, SYNC)),
+    "soft, restarted": Scenario(_SOFT, GI + 500 * MI, (START, SYNC, PRESS, SYNC, SYNC, AGAIN, *[SYNC] * 8)),
 }
 _YEAR_S: Final = 365 * 86400.0
 WALL: Final = {
@@ -63,19 +63,21 @@ WAITS_S: Final = 0.9
 
 
 def clocks_and_mounts(table: runs.Table, every: int) -> None:
-    """Each kind before each step of each story."""
-    expected = {name: tell(story, -1, "") for name, story in STORIES.items()}
+    """Each kind before each step of each scenario."""
+    expected = {name: run(scenario, -1, "") for name, scenario in SCENARIOS.items()}
     assert all(each.evicted.count(1) > 1 for each in expected.values()), expected
-    cases = ((name, kind, at) for name, story in STORIES.items() for kind in KINDS for at in range(len(story.steps)))
+    cases = (
+        (name, kind, at) for name, scenario in SCENARIOS.items() for kind in KINDS for at in range(len(scenario.steps))
+    )
     for name, kind, at in runs.sample(cases, every):
-        told = tell(STORIES[name], at, kind)
-        result, detail = judged(told, expected[name], STORIES[name], at, kind)
-        step = STORIES[name].steps[at]
+        observed = run(SCENARIOS[name], at, kind)
+        result, detail = judged(observed, expected[name], SCENARIOS[name], at, kind)
+        step = SCENARIOS[name].steps[at]
         table.add(f"{name} threshold, before '{step}'", kind, result, f"step {at}: {detail}")
 
 
-class Told(NamedTuple):
-    """What happened in a story."""
+class Observed(NamedTuple):
+    """What happened in a scenario."""
 
     evicted: tuple[int, ...]
     """How many evictions there were after each step."""
@@ -86,21 +88,21 @@ class Told(NamedTuple):
     """Of the judge, at the end."""
 
 
-def tell(story: Story, at: int, kind: str) -> Told:
-    """The story, with a fault of this kind before the step `at`."""
-    with place(CALM, story.config) as world, injected.wall_clock(lambda: world.wall_offset_s):
-        teller = _Teller(world, story)
+def run(scenario: Scenario, at: int, kind: str) -> Observed:
+    """The scenario, with a fault of this kind before the step `at`."""
+    with place(CALM, scenario.config) as world, injected.wall_clock(lambda: world.wall_offset_s):
+        runner = _Runner(world, scenario)
         try:
-            result, detail = runs.judge(world, teller.steps(at, kind), pressed=True, allowed=_allowed(kind))
+            result, detail = runs.judge(world, runner.steps(at, kind), pressed=True, allowed=_allowed(kind))
         finally:
-            teller.mount.answers.set()
+            runner.mount.answers.set()
             world.close()
-        return Told(tuple(teller.evicted), world.blocked_s, result, detail)
+        return Observed(tuple(runner.evicted), world.blocked_s, result, detail)
 
 
-class _Teller:
-    def __init__(self, world: Scene, story: Story) -> None:
-        self._world, self._story = world, story
+class _Runner:
+    def __init__(self, world: Scene, scenario: Scenario) -> None:
+        self._world, self._scenario = world, scenario
         self._node = CALM
         self._lives = False
         self.evicted: list[int] = []
@@ -108,13 +110,13 @@ class _Teller:
 
     def steps(self, at: int, kind: str) -> Iterator[Callable[[], None]]:
         world = self._world
-        for number, step in enumerate(self._story.steps):
+        for number, step in enumerate(self._scenario.steps):
             if number == at:
                 self._inject(kind)
             if kind == BACK_AND_FORTH and number >= at:
                 world.wall_offset_s = _YEAR_S if number % 2 else -_YEAR_S
             if step == PRESS:
-                self._change(self._node._replace(memory_available=self._story.pressed))
+                self._change(self._node._replace(memory_available=self._scenario.pressed))
             elif step == SYNC and self._lives:
                 yield self._sync
             else:
@@ -185,33 +187,33 @@ def _allowed(kind: str) -> int:
     return 2 if (SUSPENDS | STOPS).get(kind, 0.0) >= HOUR_S else 1
 
 
-def judged(told: Told, expected: Told, story: Story, at: int, kind: str) -> tuple[str, str]:
-    if told.result in runs.BAD:
-        return told.result, told.detail
-    if told.blocked_s > WAITS_S:
-        return "hang", f"a sync waited for {told.blocked_s:.1f} s"
-    if told.evicted == expected.evicted:
+def judged(observed: Observed, expected: Observed, scenario: Scenario, at: int, kind: str) -> tuple[str, str]:
+    if observed.result in runs.BAD:
+        return observed.result, observed.detail
+    if observed.blocked_s > WAITS_S:
+        return "hang", f"a sync waited for {observed.blocked_s:.1f} s"
+    if observed.evicted == expected.evicted:
         return "evicted as without it", ""
-    what = f"evictions after each step {told.evicted}, without it {expected.evicted}"
+    what = f"evictions after each step {observed.evicted}, without it {expected.evicted}"
     if kind in WALL or kind in (BACK_AND_FORTH, HANGING):
         return "not recovered", what
-    if 1 in told.evicted and told.evicted.index(1) < _earliest(story, at, kind):
+    if 1 in observed.evicted and observed.evicted.index(1) < _earliest(scenario, at, kind):
         return "wrong eviction", f"within the grace period: {what}"
-    if max(told.evicted) > 1:
+    if max(observed.evicted) > 1:
         return "evicted again when the token was due again", what
-    sooner = 1 in told.evicted and told.evicted.index(1) < expected.evicted.index(1)
+    sooner = 1 in observed.evicted and observed.evicted.index(1) < expected.evicted.index(1)
     return ("evicted sooner, after the grace period" if sooner else "evicted later"), what
 
 
-def _earliest(story: Story, at: int, kind: str) -> int:
+def _earliest(scenario: Scenario, at: int, kind: str) -> int:
     """The first step in which an eviction may come: once the pressure has lasted for the grace period since a sync that
     could see it, without the time of a suspend."""
-    grace_s = GRACE_S if story.config is _SOFT else 0.0
-    seen_at = story.steps.index(PRESS) + 1
+    grace_s = GRACE_S if scenario.config is _SOFT else 0.0
+    seen_at = scenario.steps.index(PRESS) + 1
     lasted_s = 0.0
-    for number in range(seen_at + 1, len(story.steps)):
+    for number in range(seen_at + 1, len(scenario.steps)):
         if lasted_s >= grace_s:
             return number - 1
-        lasted_s += NEXT_S + 1.0 if story.steps[number] == AGAIN else 1.0
+        lasted_s += NEXT_S + 1.0 if scenario.steps[number] == AGAIN else 1.0
         lasted_s += STOPS.get(kind, 0.0) if number == at else 0.0
-    return len(story.steps) - 1
+    return len(scenario.steps) - 1

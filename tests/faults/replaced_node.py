@@ -22,8 +22,8 @@ CONDITION: Final = "NodeAgentMemoryPressure"
 TAINT: Final = "nodeagent"
 
 
-def _replace(api: ApiServer, *, away_s: float = 0.0, untold: bool = False) -> None:
-    """Another Node with the conditions of a new kubelet. `untold`: no watch sends the change, and each begins again
+def _replace(api: ApiServer, *, away_s: float = 0.0, unwatched: bool = False) -> None:
+    """Another Node with the conditions of a new kubelet. `unwatched`: no watch sends the change, and each begins again
     with a list."""
     store = api.store
     with store.changed:
@@ -31,7 +31,7 @@ def _replace(api: ApiServer, *, away_s: float = 0.0, untold: bool = False) -> No
         store.record("nodes", old, "DELETED")
         if not away_s:
             _add(api)
-        if untold:
+        if unwatched:
             api.compact()
             api.end_watches()
     if away_s:
@@ -65,7 +65,7 @@ class Kind(NamedTuple):
 KINDS: Final[dict[str, Kind]] = {
     "replaced at once": Kind((_replace,)),
     "away for half a second": Kind((lambda api: _replace(api, away_s=AWAY_S),)),
-    "replaced while no watch was open": Kind((lambda api: _replace(api, untold=True),)),
+    "replaced while no watch was open": Kind((lambda api: _replace(api, unwatched=True),)),
     "replaced twice": Kind((_replace, _replace)),
     "replaced with its pods": Kind((_replace, replace_pods), pods_too=True),
     "its pods first": Kind((replace_pods, _replace), pods_too=True),

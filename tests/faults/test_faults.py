@@ -15,7 +15,7 @@ import pytest
 from tests.fake_kube import ApiServer
 from tests.faults import api, api_faults, api_scene, clocks, injected, lifecycle, replaced_node, runs
 from tests.faults.api import Case
-from tests.faults.clocks import Told
+from tests.faults.clocks import Observed
 from tests.faults.processes import SYNC, Inject
 from tests.faults.runs import Table
 from tests.faults.scene import CALM, HOG, PODS, PRESSED, WEB, Scene, scene
@@ -135,23 +135,25 @@ def test_a_process_is_killed_at_the_call_with_the_number_and_its_eviction_is_kno
         assert process.now.do(SYNC, Inject(last + 1000, "kill")) is not None
 
 
-def test_the_judge_reports_an_eviction_within_the_grace_period_and_a_changed_story() -> None:
-    story = clocks.STORIES["soft"]
-    expected = clocks.tell(story, -1, "")
+def test_the_judge_reports_an_eviction_within_the_grace_period_and_a_changed_scenario() -> None:
+    scenario = clocks.SCENARIOS["soft"]
+    expected = clocks.run(scenario, -1, "")
     at = expected.evicted.index(1)
 
-    def told(first: int, blocked_s: float = 0.0) -> Told:
-        evicted = tuple(int(number >= first) for number in range(len(story.steps)))
-        return Told(evicted, blocked_s, "evicted in a later sync", "")
+    def observed(first: int, blocked_s: float = 0.0) -> Observed:
+        evicted = tuple(int(number >= first) for number in range(len(scenario.steps)))
+        return Observed(evicted, blocked_s, "evicted in a later sync", "")
 
-    assert clocks.judged(told(at), expected, story, 3, "wall clock at 1970")[0] == "evicted as without it"
-    assert clocks.judged(told(at - 1), expected, story, 3, "wall clock at 1970")[0] == "not recovered"
-    assert clocks.judged(told(at + 1), expected, story, 3, clocks.HANGING)[0] == "not recovered"
-    assert clocks.judged(told(at, 1.5), expected, story, 3, clocks.HANGING)[0] == "hang"
-    seen_at = story.steps.index(clocks.PRESS) + 1
+    assert clocks.judged(observed(at), expected, scenario, 3, "wall clock at 1970")[0] == "evicted as without it"
+    assert clocks.judged(observed(at - 1), expected, scenario, 3, "wall clock at 1970")[0] == "not recovered"
+    assert clocks.judged(observed(at + 1), expected, scenario, 3, clocks.HANGING)[0] == "not recovered"
+    assert clocks.judged(observed(at, 1.5), expected, scenario, 3, clocks.HANGING)[0] == "hang"
+    seen_at = scenario.steps.index(clocks.PRESS) + 1
     soonest = seen_at + round(clocks.GRACE_S)
-    assert clocks.judged(told(soonest - 1), expected, story, seen_at, "suspended for a day")[0] == "wrong eviction"
-    assert "sooner" in clocks.judged(told(soonest), expected, story, seen_at, "suspended for a day")[0]
+    assert (
+        clocks.judged(observed(soonest - 1), expected, scenario, seen_at, "suspended for a day")[0] == "wrong eviction"
+    )
+    assert "sooner" in clocks.judged(observed(soonest), expected, scenario, seen_at, "suspended for a day")[0]
 
 
 def test_a_full_disk_refuses_what_needs_space_in_its_directory_alone(tmp_path: Path) -> None:
