@@ -109,6 +109,8 @@ class OomMonitor:
         """Log lines without a counted kill so far."""
         self._samples: deque[MemorySample] = deque(maxlen=MAX_SAMPLES)
         self._last: tuple[Plan, NodeSnapshot] | None = None
+        self._before_check: tuple[Plan, NodeSnapshot] | None = None
+        """The last decision and the newest pods at the last check: before every kill that the next check finds."""
         self._pods: dict[str, _Remembered] = {}
         self._pods_at = float("-inf")
         self._reports: deque[tuple[float, float, OomReport]] = deque(maxlen=MAX_NOTES)
@@ -154,8 +156,14 @@ class OomMonitor:
             return
         kills = self._sources.counter.read()
         self._checked_at = now
-        if kills is None:
-            return
+        if kills is not None:
+            self._check(kills, node, before=before)
+            self._before_check = self._newest()
+
+    # --- parts
+
+    def _check(self, kills: int, node: NodeSnapshot, *, before: float) -> None:
+        now = node.taken_at
         if self._kills is None:
             self._start(kills, node)
             return
@@ -169,7 +177,13 @@ class OomMonitor:
             if now - self._read_at >= SETTLE_S and oom_counters.counts_limits(hierarchy):
                 self._store_ooms(self._read_counts(now), now)
 
-    # --- parts
+    def _newest(self) -> tuple[Plan, NodeSnapshot] | None:
+        """The last decision, and the newest pods, which may have been read after it."""
+        if self._last is None:
+            return None
+        plan, snapshot = self._last
+        latest = self._latest()
+        return plan, latest if latest is not None and latest.taken_at > snapshot.taken_at else snapshot
 
     def _start(self, kills: int, node: NodeSnapshot) -> None:
         """The first check: what an earlier process has not seen, or the baseline."""
@@ -250,12 +264,11 @@ class OomMonitor:
     def _race(
         self, kills: tuple[OomKill, ...], samples: Sequence[MemorySample], before: float, *, while_down: bool
     ) -> LostRace | None:
-        if while_down or self._last is None:
+        # After a kill its memory is free: the pods of that sample would name other victims.
+        judged = self._before_check or self._newest()
+        if while_down or judged is None:
             return lost_race.not_running() if any(kill.cause.race for kill in kills) else None
-        plan, snapshot = self._last
-        latest = self._latest()
-        if latest is not None and latest.taken_at > snapshot.taken_at:
-            snapshot = latest
+        plan, snapshot = judged
         return lost_race.assess(
             kills,
             samples,
@@ -286,6 +299,12 @@ class OomMonitor:
         }
         if self._last is not None:
             pods |= {view.pod.cgroup_uid: view for view in self._last[1].pods}
+        if self._before_check is not None:
+            pods |= {
+                view.pod.cgroup_uid: _with_containers_of(view, pods[view.pod.cgroup_uid])
+                for view in self._before_check[1].pods
+                if view.pod.cgroup_uid in pods
+            }
         for pod in self._components().session.pods().pods:
             known = pods.get(pod.cgroup_uid)
             pods[pod.cgroup_uid] = PodView(pod, known.usage if known is not None else None)
@@ -305,6 +324,14 @@ class OomMonitor:
         if len(samples) > 1 and samples[-1].at - samples[-2].at < SAMPLE_EVERY_S:
             samples.pop()
         samples.append(sample)
+
+
+def _with_containers_of(before: PodView, after: PodView) -> PodView:
+    """`after` with the containers of both: a container that was killed may be gone when its pod is read again."""
+    if before.usage is None or after.usage is None:
+        return after
+    containers = {each.container_id: each for each in (*before.usage.containers, *after.usage.containers)}
+    return PodView(after.pod, after.usage._replace(containers=tuple(containers.values())))
 
 
 def _killed_at(kills: tuple[OomKill, ...], node: NodeSnapshot, *, before: float | None) -> float | None:

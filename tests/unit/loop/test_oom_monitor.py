@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from nodeagent.telemetry.log import open_log
 from nodeagent.telemetry.metrics import Metrics
 from tests.support import nodes
 from tests.support.runtime import bare_runtime
-from tests.support.trees import Node, TreePod, write_node
+from tests.support.trees import Node, TreePod, container_id, write_node
 
 POD = TreePod("shop/web")
 KEYS = ("oom", "oom_kill", "oom_group_kill")
@@ -61,7 +62,7 @@ class Scene:
         write_node(root, Node(pods=(POD,)))
         top = root / "sys/fs/cgroup"
         [self.pod] = top.rglob(f"*{POD.cgroup_uid.replace('-', '_')}.slice")
-        [self.container] = [path for path in self.pod.iterdir() if path.is_dir() and "pause" not in path.name][-1:]
+        [self.container] = self.pod.glob(f"*{container_id(POD, POD.containers[0])}*")
         self.counts: dict[tuple[Path, str], list[int]] = {}
         for path in [each for each in top.rglob("*") if each.is_dir()]:
             self._write(path)
@@ -209,6 +210,19 @@ def test_a_shortage_of_the_node_is_a_lost_race_with_its_samples(scene: Scene) ->
     assert record["samples"][-1]["memAvailable"] == 100 * nodes.MI
 
 
+def test_the_victims_of_a_lost_race_are_those_of_before_the_kill(scene: Scene) -> None:
+    large, small = nodes.view("large", 4 * nodes.GI), nodes.view("small", nodes.GI)
+    scene.decide(nodes.snapshot(large, small, at=scene.now, available={Signal.MEMORY: 2 * nodes.GI}))
+    scene.sync(0.0)
+    scene.kill(scene.container)
+    killed = nodes.view("large", 10 * nodes.MI)
+    scene.decide(nodes.snapshot(killed, small, at=scene.now + 0.2, available={Signal.MEMORY: 6 * nodes.GI}))
+    scene.sync(0.2, available=6 * nodes.GI)
+    [report] = scene.session.reports
+    assert report.race is not None
+    assert report.race.victims == ("shop/large",)
+
+
 def test_a_kill_that_no_cgroup_counts_is_reported_as_not_attributed(scene: Scene) -> None:
     scene.sync(full=True)
     scene.vmstat(9)
@@ -225,6 +239,16 @@ def test_a_pod_that_is_gone_has_its_name(scene: Scene) -> None:
     scene.sync()
     [report] = scene.session.reports
     assert [kill.pod for kill in report.kills] == ["shop/web"]
+
+
+def test_a_container_that_is_gone_when_its_pod_is_read_again_has_its_name(scene: Scene) -> None:
+    scene.sync(full=True)
+    scene.kill(scene.container, ooms=1)
+    shutil.rmtree(scene.container)
+    scene.sync(12.0, full=True)
+    [report] = scene.session.reports
+    [kill] = report.kills
+    assert (kill.pod, kill.container, kill.cause) == ("shop/web", "c", OomCause.CONTAINER_LIMIT)
 
 
 def test_kills_while_no_agent_ran_are_reported_as_such(scene: Scene) -> None:
