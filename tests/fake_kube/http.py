@@ -86,8 +86,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.api.at_request:
             self.api.at_request(request, False)
         replaced = self.api.instead(request) if self.api.instead else None
-        answer = replaced if replaced is not None else self.api.answer(request)
-        self.api.note(request)
+        # Who sees what a request did, sees the request.
+        with self.api.store.changed:
+            answer = replaced if replaced is not None else self.api.answer(request)
+            self.api.note(request)
         if self.api.at_request:
             self.api.at_request(request, True)
         if isinstance(answer, Answer):

@@ -5,6 +5,8 @@ import copy
 import http.client
 import json
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.fake_kube import NOBODY, ApiServer
+from tests.fake_kube.messages import Request
 from tests.support.paths import RECORDINGS
 
 Json = dict[str, Any]
@@ -380,3 +383,20 @@ def test_an_exhausted_pdb_admits_the_eviction_of_an_unready_pod_where_a_real_one
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}}
     assert send(api, "POST", f"/api/v1/namespaces/default/pods/{name}/eviction", body)[0] == status
     assert pdb["status"]["disruptionsAllowed"] == 0
+
+
+def test_whoever_sees_an_eviction_sees_its_request(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = api.note
+
+    def note_late(request: Request) -> None:
+        time.sleep(0.3)
+        note(request)
+
+    evicted: list[Json] = []
+    api.on_eviction = lambda entry, _body: evicted.append(entry)
+    monkeypatch.setattr(api, "note", note_late)
+    sender = threading.Thread(target=ask, args=(api, recording("eviction-success-201")))
+    sender.start()
+    assert api.wait_for(lambda: evicted, 10)
+    assert len(api.sent("POST", "/eviction")) == 1
+    sender.join()
