@@ -3,7 +3,10 @@
 from nodeagent.actuators.decision_events import MAX_KILLS, DecisionEvents
 from nodeagent.actuators.event_writer import EventWriter, KubernetesEvent
 from nodeagent.model import Method
-from tests.unit.actuators.test_pod_events import decided
+from tests.fake_kube import pod
+from tests.support.victims import victim_of
+
+KILL = victim_of(pod("web", owner=("ReplicaSet", "web")), method=Method.KILL)
 
 
 class Emitted(EventWriter):
@@ -19,7 +22,7 @@ class Emitted(EventWriter):
 
 def test_the_events_of_a_kill_are_emitted_once() -> None:
     stored, writer = DecisionEvents(), Emitted()
-    stored.store_kill("run-8", decided().victims[0]._replace(method=Method.KILL))
+    stored.store_kill("run-8", KILL)
     stored.emit_kills(writer)
     emitted = len(writer.events)
     assert {event.reason.value for event in writer.events} == {"Killed", "PodEvicted"}
@@ -29,9 +32,8 @@ def test_the_events_of_a_kill_are_emitted_once() -> None:
 
 def test_the_last_kills_of_an_outage_are_stored() -> None:
     stored, writer = DecisionEvents(), Emitted()
-    kill = decided().victims[0]._replace(method=Method.KILL)
     for number in range(MAX_KILLS + 5):
-        stored.store_kill(f"run-{number}", kill)
+        stored.store_kill(f"run-{number}", KILL)
     stored.emit_kills(writer)
     plans = [event.annotations["nodeagent.io/plan"] for event in writer.events if event.kind == "Pod"]
     assert plans == [f"run-{number}" for number in range(5, MAX_KILLS + 5)]
