@@ -2,7 +2,8 @@
 
     python -m tests.faults [--quick | --every N] [--only calls|kernel|state|recording|api|lifecycle]
 
-The exit code is 1 if there was a wrong eviction, a lost rate limit, a hang or a traceback.
+Progress and findings are on stderr as they come. The exit code is 1 if there was a wrong eviction, a lost rate limit,
+a hang or a traceback.
 """
 
 import argparse
@@ -21,7 +22,7 @@ def main() -> int:
     parser.add_argument("--only", choices=GROUPS, help="one group of faults")
     options = parser.parse_args()
     began = time.monotonic()
-    table = Table()
+    table = Table(lambda line: print(line, file=sys.stderr, flush=True))
     for name in [options.only] if options.only else GROUPS:
         every = QUICK_EVERY[name] if options.quick else options.every
         GROUPS[name](table, every)

@@ -25,13 +25,17 @@ SYNCS_AFTER: Final = 3
 """After the fault has passed: by then the signal is known again, and a hard threshold has its eviction."""
 HANG_S: Final = 5.0
 """CPU of one sync. A usual one takes 5 ms."""
+PROGRESS_S: Final = 10.0
 BAD: Final = ("wrong eviction", "lost rate limit", "hang", "traceback", "not recovered")
 
 
 class Table:
     """What was injected, how often, and what happened."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[str], None] = lambda _: None) -> None:
+        """`report` gets each finding at once, and a line of progress every `PROGRESS_S`."""
+        self._report = report
+        self._began = self._reported_at = time.monotonic()
         self._counts: dict[tuple[str, str], Counter[str]] = {}
         self._injected: Counter[tuple[str, str]] = Counter()
         self.findings: list[str] = []
@@ -42,6 +46,12 @@ class Table:
         self._injected[group, fault] += injected
         if result in BAD:
             self.findings.append(f"{result}: {group}, {fault}: {detail}")
+            self._report(self.findings[-1])
+        if (now := time.monotonic()) - self._reported_at >= PROGRESS_S:
+            self._reported_at = now
+            self._report(
+                f"{now - self._began:.0f} s: {self.total} faults injected, {len(self.findings)} findings; {group}"
+            )
 
     @property
     def total(self) -> int:

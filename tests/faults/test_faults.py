@@ -47,6 +47,15 @@ def _judged(pressed: bool, change: object) -> tuple[str, str]:
         return runs.judge(world, [lambda: change(world), world.sync], pressed=pressed)  # type: ignore[operator]
 
 
+def test_a_finding_is_reported_at_once() -> None:
+    reported: list[str] = []
+    table = Table(reported.append)
+    table.add("meminfo", "empty", "calm")
+    assert reported == []
+    table.add("meminfo", "negative", "hang", "7 s")
+    assert reported == ["hang: meminfo, negative: 7 s"]
+
+
 def test_the_judge_reports_what_may_not_happen() -> None:
     def evict(*names: str) -> object:
         return lambda world: world.cluster.evicted.extend(names)
