@@ -205,11 +205,13 @@ class Result(NamedTuple):
 def run(case: Case) -> Result:
     """One case, in this process. A hang counts if each of `RUNS` runs has it: a virtual machine stops for moments."""
     fault = api_faults.FAULTS[PLACES[case.place].form][case.fault]
+    waits = case.fault == api_faults.RETRY_AFTER
+    recover_s = api_scene.RECOVER_AFTER_WAIT_S if waits else api_scene.RECOVER_S
     for _ in range(RUNS - 1):
-        result = inject(case, fault)
+        result = inject(case, fault, recover_s=recover_s)
         if result.result != "hang":
             return result
-    return inject(case, fault)
+    return inject(case, fault, recover_s=recover_s)
 
 
 def inject(case: Case, fault: Fault, *, recover_s: float = api_scene.RECOVER_S) -> Result:

@@ -16,6 +16,7 @@ from tests.support.paths import REPOSITORY
 Active = Callable[[], bool]
 Lines = Iterator[bytes | None]
 _RECORDINGS: Final = REPOSITORY / "tests" / "data" / "recordings"
+RETRY_AFTER: Final = "503 with Retry-After of a day"
 _LATE_S: Final = 0.15
 """Less than the agent's time-out."""
 _TOO_LATE_S: Final = 0.6
@@ -92,7 +93,7 @@ INSTEAD: Final[dict[str, Fault]] = {
     "no answer at all": Fault(instead=_silent),
     "502 of a proxy, not carried out": _fixed(502, _HTML, "text/html"),
     "503 with Retry-After 1": _fixed(503, b"overloaded", "text/plain", ("Retry-After", "1")),
-    "503 with Retry-After of a day": _fixed(503, b"overloaded", "text/plain", ("Retry-After", "86400")),
+    RETRY_AFTER: _fixed(503, b"overloaded", "text/plain", ("Retry-After", "86400")),
     "429 with a broken Retry-After": _fixed(429, b"slow down", "text/plain", ("Retry-After", "soon")),
     "302 to another server": _fixed(302, b"", "text/html", ("Location", "http://127.0.0.1:1/")),
     "200 with HTML": _fixed(200, _HTML, "text/html"),

@@ -32,9 +32,10 @@ REQUEST_TIMEOUT_S: Final = 0.4
 """Of the agent. A request to the double takes a few milliseconds."""
 PAUSE_S: Final = 0.04
 """Real time between two syncs, for the threads."""
-RECOVER_S: Final = 45.0
-"""Longest real time until everything is well again. The longest wait of the agent after few failures is 4 s, and 30 s
-after a long Retry-After."""
+RECOVER_S: Final = 30.0
+"""Longest real time until everything is well again. The longest wait of the agent after few failures is 4 s."""
+RECOVER_AFTER_WAIT_S: Final = 45.0
+"""The same after a long Retry-After, for which the agent waits 30 s."""
 SHORT_STEPS: Final = 10
 """Steps from one long step to the next."""
 LASTING: Final = 6
