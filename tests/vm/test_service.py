@@ -80,9 +80,10 @@ def service(
             "systemctl daemon-reload"
         )
     yield machine
+    machine.run("systemctl stop nodeagent.service", timeout_s=180)
     machine.run(
-        "systemctl stop nodeagent.service; systemctl reset-failed nodeagent.service; "
-        "rm -rf /etc/systemd/system/nodeagent.service.d; systemctl daemon-reload",
+        "systemctl reset-failed nodeagent.service; rm -rf /etc/systemd/system/nodeagent.service.d; "
+        "systemctl daemon-reload",
         check=False,
     )
 
