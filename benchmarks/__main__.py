@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     names = [each.name for each in registry.BENCHMARKS]
     parser.add_argument("--quick", action="store_true", help="shorter runs, only what takes seconds")
-    parser.add_argument("--runs", type=int, help="runs of each (default: 3, with --quick 1)")
+    parser.add_argument(
+        "--runs", type=int, help="runs of each that repeats nothing by itself (default: 3, with --quick 1)"
+    )
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="only these")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, commands and outputs to this file")
     parser.add_argument("--list", action="store_true", help="list the benchmarks and what they need")

@@ -29,6 +29,8 @@ class Benchmark(NamedTuple):
     full: tuple[str, ...] = ()
     module: str = ""
     """Below `benchmarks`; empty: as the name."""
+    once: bool = False
+    """A full run has it once, because it repeats by itself what it measures, or takes most of an hour."""
 
     def module_name(self) -> str:
         return self.module or self.name
@@ -40,7 +42,9 @@ BENCHMARKS: Final = (
     Benchmark("recorder", "bytes and CPU of the recording of samples", Need.NOTHING, ("110",)),
     Benchmark("replay", "a simulation over recorded samples", Need.NOTHING, ("--samples", "7200")),
     Benchmark("walk", "disk walks against `du`", Need.NOTHING, ("--files", "20000", "--rounds", "3")),
-    Benchmark("soak", "what grows in the whole agent", Need.NOTHING, ("--part", "0.002"), ("--minutes", "25")),
+    Benchmark(
+        "soak", "what grows in the whole agent", Need.NOTHING, ("--part", "0.002"), ("--minutes", "25"), once=True
+    ),
     Benchmark("fleet", "requests of 5,000 agents", Need.NOTHING, None),
     Benchmark("own_limits", "one reading of the own limits of pods", Need.CGROUPS, ("110",), ("110", "500")),
     Benchmark(
@@ -56,9 +60,16 @@ BENCHMARKS: Final = (
     Benchmark("first_decision", "from the start to the first decision of a dry run", Need.CGROUPS, ("--runs", "3")),
     Benchmark("forks", "the fork meter in a storm", Need.CGROUPS, ("5000",)),
     Benchmark("footprint", "the agent with the DaemonSet's resources", Need.CGROUPS, ("110",)),
-    Benchmark("ramps", "memory ramps beside earlyoom and systemd-oomd", Need.VM, None),
-    Benchmark("page_cache", "evictions by a kubelet for page cache", Need.VM, None),
-    Benchmark("own_limit_ramps", "containers that grow towards their own limit", Need.VM, None),
+    Benchmark("ramps", "memory ramps beside earlyoom and systemd-oomd", Need.VM, None, once=True),
+    Benchmark("page_cache", "evictions by a kubelet for page cache", Need.VM, None, ("--runs", "5"), once=True),
+    Benchmark(
+        "own_limit_ramps",
+        "containers that grow towards their own limit",
+        Need.VM,
+        None,
+        ("--runs", "3"),
+        once=True,
+    ),
 )
 """In the order in which they run."""
 OTHER_MODULES: Final = {

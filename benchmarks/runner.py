@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
 
 def run_all(benchmarks: Iterable[Benchmark], *, quick: bool, runs: int) -> list[Result]:
-    """Run all that can run here. One that fails stops no other one."""
+    """Run all that can run here, each so often unless once is enough. One that fails stops no other one."""
     return [_run(each, quick=quick, runs=runs) for each in benchmarks]
 
 
@@ -60,6 +60,7 @@ def _run(benchmark: Benchmark, *, quick: bool, runs: int) -> Result:
     if reason:
         return Result(benchmark, shown, reason=reason)
     done: list[Run] = []
+    runs = 1 if benchmark.once else runs
     for number in range(runs):
         print(f"{benchmark.name}, run {number + 1} of {runs}: {shown}", file=sys.stderr, flush=True)
         done.append(_run_once([sys.executable, *command[1:]]))

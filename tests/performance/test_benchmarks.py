@@ -60,6 +60,12 @@ def test_one_that_fails_stops_no_other_one() -> None:
     assert "failed: " in runner.table([first, second])
 
 
+@pytest.mark.timeout(600)
+def test_one_that_repeats_by_itself_runs_once() -> None:
+    [result] = runner.run_all([CHEAP._replace(once=True)], quick=True, runs=2)
+    assert len(result.runs) == 1
+
+
 def test_what_the_machine_lacks_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     [result] = runner.run_all([CHEAP._replace(need=Need.CGROUPS)], quick=True, runs=1)
