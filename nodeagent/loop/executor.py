@@ -181,18 +181,20 @@ class Executor:
 
     def evict(self, plan: Plan, sample: NodeSnapshot, *, saved: bool) -> None:
         """Decide on each victim again and hand it over, then what becomes of EvictionRequests. `sample` is the result
-        of `recheck`, `saved` that of `brake`."""
-        if not self._acts:
-            self._apply([self._outcome(plan, victim, OutcomeKind.DRY_RUN) for victim in plan.victims])
-            return
+        of `recheck`, `saved` that of `brake`. A dry run ends where a victim would be handed over, and needs no saved
+        state, because its tokens were never spent."""
         for victim in plan.victims:
-            if reason := self._refusal(victim, sample, saved=saved):
+            if reason := self._refusal(victim, sample, saved=saved or not self._acts):
                 self._apply([self._outcome(plan, victim, OutcomeKind.RECHECK_REFUSED, reason)])
+            elif not self._acts:
+                self._apply([self._outcome(plan, victim, OutcomeKind.DRY_RUN)])
             elif victim.method is Method.KILL:
                 self._kill(plan, self._with_current_text(victim, plan, sample))
             else:
                 self._submitted[plan.id, victim.pod.uid] = victim
                 self._components().session.evict(plan.id, self._with_current_text(victim, plan, sample))
+        if not self._acts:
+            return
         requests = self._store.policy_state.eviction_requests
         self._components().session.follow_eviction_requests(eviction_request.orders(requests))
 

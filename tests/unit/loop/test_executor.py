@@ -154,11 +154,11 @@ def test_the_brake_of_a_victim_that_the_recheck_refuses_is_released(scene: Scene
 
 
 @pytest.mark.parametrize("scene", [Mode.DRY_RUN], indirect=True)
-def test_a_dry_run_neither_brakes_nor_submits_a_victim(scene: Scene) -> None:
+def test_a_dry_run_brakes_no_victim(scene: Scene) -> None:
     plan = scene.plan()
     scene.executor.brake(plan)
     assert scene.high.read_text() == "max\n"
-    scene.executor.evict(plan, scene.components.sampler.sample(None, None), saved=True)  # NoCluster would raise
+    scene.executor.evict(plan, scene.components.sampler.sample(None, None), saved=False)
     assert scene.high.read_text() == "max\n"
 
 
@@ -258,7 +258,7 @@ class OnePod(NoCluster):
 LOST_SLOT = Refusal(RefusalCode.WAITS_FOR_LEASE, "the soft tier waits for a slot that was lost since the decision")
 
 
-@pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
+@pytest.mark.parametrize("scene", [Mode.ENFORCE, Mode.DRY_RUN], indirect=True)
 @pytest.mark.parametrize(
     ("tier", "block", "stopped_s", "evicted"),
     [
@@ -312,8 +312,12 @@ def test_a_victim_is_submitted_only_if_a_recent_recheck_allows_it(
     assert (recheck.soft_tier_blocked_by, recheck.api_unreachable_since) == (block, 12.5), (
         "read again, not carried over"
     )
-    scene.executor.evict(plan, recheck._replace(taken_at=recheck.taken_at - stopped_s), saved=True)
-    assert session.evicted == evicted
+    acts = scene.components.config.mode is Mode.ENFORCE
+    scene.executor.evict(plan, recheck._replace(taken_at=recheck.taken_at - stopped_s), saved=acts)
+    assert session.evicted == (evicted if acts else [])
+    stages = [entry.stage for entry in scene.store.policy_state.in_flight.entries]
+    allowed = in_flight.EvictionStage.PLANNED if acts else in_flight.EvictionStage.DRY_RUN
+    assert stages == ([allowed] if evicted else [])
 
 
 @pytest.mark.parametrize("scene", [Mode.DRY_RUN, Mode.ENFORCE], indirect=True)
