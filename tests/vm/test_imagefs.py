@@ -16,7 +16,7 @@ from tests.vm.ramps import MIB, Node
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 
 STORE: Final = "/var/lib/containerd"
-FILL: Final = "dd if=/dev/zero bs=1048576 count=15 >>/grows && sleep 0.1"
+FILL: Final = "dd if=/dev/zero bs=1048576 count=15 >>/grows; sleep 0.1"
 """150 MiB/s, where the machine can do that: as fast as the disk that a kubelet was seen to lose."""
 LITTER: Final = (
     "for i in 0 1 2 3 4 5 6 7 8 9; do for j in 0 1 2 3 4; do : >/n$n-$i$j; done; done; n=$((n+1)); sleep 0.1"
@@ -80,9 +80,10 @@ def test_a_container_that_fills_the_image_file_system_is_evicted_before_it_is_fu
     made: list[VmPod] = []
     with node.cast() as cast, watched(machine, STORE) as least:
         try:
+            # The signal may also end the first command that it begins, which is one of many.
             for name, script in (
                 ("chill", "dd if=/dev/zero of=/held bs=1048576 count=20"),
-                ("filler", f"trap : USR1; sleep 100000 & wait; while {fill}; do :; done"),
+                ("filler", f"trap : USR1; sleep 100000 & wait; while :; do {fill}; done"),
             ):
                 made.append(cast.add(start_container(machine, name, script)))
             go(machine, made[1])
