@@ -37,6 +37,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: scheduler.rank(item.nodeid))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """With `-n`: the tests that wait for real machines and agents come before the others."""
+    if hasattr(item.config, "workerinput"):
+        scheduler.set_priority(item.nodeid)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Lists what the suite for a cluster claims and this run did not try."""
     lines = claims.not_tried(terminalreporter.stats.get("skipped", ()))

@@ -1,4 +1,4 @@
-"""Which tests run beside each other when pytest-xdist runs several at once (`pytest -n 2`).
+"""Which tests run beside each other when pytest-xdist runs several at once (`pytest -n 3`).
 
 Promises:
 
@@ -6,30 +6,37 @@ Promises:
    groups, for its two machines.
 2. What would disturb each other is one group: the tests that start agents and fill pods of real cgroups, with those
    that count every fork of the machine; those in one virtual machine. One group builds the DaemonSet's image.
-3. The groups that take longest start first.
+3. The groups that take longest start first. They wait much: the tests of no group run beside them, with the CPU time
+   that they leave.
 4. The names of tests stay as they are without xdist, so that `--last-failed` finds them.
 """
 
+import contextlib
+import os
 import re
 from typing import Any, Final
 
 import pytest
 
+OLDER_MACHINE: Final = "older machine"
+NEWER_MACHINE_AND_AGENTS: Final = "newer machine and agents"
 GROUPS: Final = (
     (
         re.compile(
             r"tests/vm/test_(container|daemonset_ramps|release_image)\.py|tests/vm/.*(newer_machine|\[systemd 257)"
         ),
-        "newer machine",
+        NEWER_MACHINE_AND_AGENTS,
     ),
-    (re.compile(r"tests/vm/"), "older machine"),
+    (re.compile(r"tests/vm/"), OLDER_MACHINE),
     (
         re.compile(r"tests/(agent|scenarios)/|tests/unit/sampling/events/test_(fork_meter|process_connector)\.py"),
-        "agents",
+        NEWER_MACHINE_AND_AGENTS,
     ),
 )
 """The group of the tests whose names match: the first that does."""
-LONGEST_FIRST: Final = ("older machine", "agents", "newer machine")
+LONGEST_FIRST: Final = (NEWER_MACHINE_AND_AGENTS, OLDER_MACHINE)
+GIVES_WAY: Final = 10
+"""The nice value of the tests of no group: a tenth of the CPU time of those of a group, if both want all of it."""
 
 
 def group_of(nodeid: str) -> str:
@@ -42,6 +49,13 @@ def rank(nodeid: str) -> int:
     """When the group of a test starts: the lowest first."""
     group = group_of(nodeid)
     return LONGEST_FIRST.index(group) if group in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+def set_priority(nodeid: str) -> None:
+    """Of this thread and of what it starts, for a test of this name."""
+    # Without root it stays nice.
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0 if group_of(nodeid) in LONGEST_FIRST else GIVES_WAY)
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> object:
