@@ -22,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,7 @@ BOOT_TIMEOUT_S: Final = 400.0
 """A boot took 13 s on an idle host with two cores; the rest is for a busy one."""
 BOOTS: Final = 3
 COMMAND_TIMEOUT_S: Final = 180.0
+LOGGED_WITHIN_S: Final = 180.0
 _KERNEL_ARGUMENTS: Final = (
     "root=/dev/vda rw console=ttyS0 quiet psi=1 systemd.unified_cgroup_hierarchy=1 net.ifnames=0 mitigations=off "
     "clearcpuid=112 panic=-1 norandmaps"
@@ -231,6 +233,15 @@ class Machine:
             "UserKnownHostsFile": str(self._directory / "known_hosts"),
         }
         return ["ssh", "-F", os.devnull, *more, *(f"-o{name}={value}" for name, value in options.items())]
+
+
+def wait_for_text(read: Callable[[], str], text: str) -> str:
+    """What `read` returns, once it contains the text: a log in the machine."""
+    deadline = time.monotonic() + LOGGED_WITHIN_S
+    while text not in (found := read()):
+        assert time.monotonic() < deadline, f"never logged: {text}\n{found}"
+        time.sleep(0.5)
+    return found
 
 
 def _qemu_command(image: Image, *, memory_mib: int, cpus: int, imagefs: Path, ssh_port: int) -> list[str]:

@@ -28,7 +28,6 @@ KUBELET_S: Final = 1.5
 """From an accepted eviction to the end of the pod's processes. A real kubelet took 1 to 3 s (performance.md R6)."""
 RAMP_TIMEOUT_S: Final = 120.0
 """The slowest ramp takes 30 s, more on a busy host."""
-LOGGED_WITHIN_S: Final = 60.0
 SETTLE_S: Final = 60.0
 """Longest wait for memory that the pod's end brings back; freeing a GiB takes 0.1 s."""
 _UNIT_FILES: Final = "/etc/systemd/system"
@@ -212,14 +211,6 @@ class Node:
             "journalctl --output=cat --unit=nodeagent.service "
             "_SYSTEMD_INVOCATION_ID=$(systemctl show --value --property=InvocationID nodeagent.service)"
         ).stdout
-
-    def wait_for_log(self, text: str) -> str:
-        """The log, once it contains this."""
-        deadline = time.monotonic() + LOGGED_WITHIN_S
-        while text not in (log := self.log()):
-            assert time.monotonic() < deadline, log
-            time.sleep(0.5)
-        return log
 
     def published(self) -> bool:
         """Whether the agent has published that there is no pressure."""

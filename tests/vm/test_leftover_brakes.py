@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from nodeagent.actuators.cgroup_brake import XATTR
-from tests.vm.machine import Machine
+from tests.vm.machine import Machine, wait_for_text
 from tests.vm.pods import VmPod, start_pod
 from tests.vm.ramps import HARD_MIB, Node, mem_available_mib
 
@@ -58,7 +58,7 @@ def test_the_next_agent_releases_what_is_marked_and_nothing_else(node: Node, bra
                 f"timeout 60 sh -c 'until grep -qx max /sys/fs/cgroup{bloated.cgroup}/memory.high && "
                 f"grep -qx 0 /sys/fs/cgroup{bloated.cgroup}/cgroup.freeze; do sleep 0.2; done'"
             )
-            log = node.wait_for_log("frozen by another program")  # after the release
+            log = wait_for_text(node.log, "frozen by another program")  # after the release
             assert read(machine, bloated) == RUNS, log
             assert '"trust":"lost"' in log
             assert read(machine, others) == "no mark | max 1"

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,7 @@ import pytest
 from tests.fake_kube import ApiServer, Json, pod
 from tests.support.certificates import make, server_context
 from tests.vm.image import NEWER, OLDER, Suite
-from tests.vm.machine import HOST_LOOPBACK, Machine
+from tests.vm.machine import HOST_LOOPBACK, Machine, wait_for_text
 from tests.vm.pods import VmPod, kill_pod, start_pod
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
@@ -114,10 +113,7 @@ def journal(machine: Machine) -> str:
 
 def wait_for_log(machine: Machine, text: str) -> None:
     """Returns when the service has logged this."""
-    deadline = time.monotonic() + 180
-    while text not in (journal_text := journal(machine)):
-        assert time.monotonic() < deadline, journal_text
-        time.sleep(0.5)
+    wait_for_text(lambda: journal(machine), text)
 
 
 def wait_until_reloaded(machine: Machine) -> None:
