@@ -77,6 +77,7 @@ def start_agent(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[
     yield start
     for each in started:
         each.kill()
+        print(each.log_end())  # shown if the test failed
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -152,6 +152,9 @@ def remove_cgroup(directory: Path) -> None:
             patience.wait(0.005)
 
 
+LOG_END_BYTES: Final = 16384
+
+
 class Run:
     """`nodeagent run` as a process, with its log."""
 
@@ -174,6 +177,10 @@ class Run:
     def logged(self, event: str) -> list[dict[str, Any]]:
         """The log lines with this event."""
         return [line for line in self.events() if line.get("event") == event]
+
+    def log_end(self) -> str:
+        """The last lines of the log, as they are."""
+        return self._log.read_bytes()[-LOG_END_BYTES:].decode(errors="replace")
 
     def wait_for_log(self, event: str) -> list[dict[str, Any]]:
         """The log lines with this event, once there is one: an act may be visible before its log line."""
