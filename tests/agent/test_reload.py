@@ -61,10 +61,12 @@ def test_a_changed_file_is_loaded_on_sighup_and_logged_key_by_key(
     agent.process.send_signal(signal.SIGHUP)
     _wait_for_message(manager, "RELOADING=1")
     _wait_for_message(manager, "READY=1")
-    until(lambda: agent.logged("configuration changed"), "the change")
-    changes = {line["key"]: (line["before"], line["after"]) for line in agent.logged("configuration changed")}
-    assert changes["evictionHard.memory.available"] == ("2%, at least 200Mi, at most 1Gi", "123Mi")
-    assert changes["evictionHard.pid.available"] == ("5%", "not set")
+    for key, before, after in (
+        ("evictionHard.memory.available", "2%, at least 200Mi, at most 1Gi", "123Mi"),
+        ("evictionHard.pid.available", "5%", "not set"),
+    ):
+        (change,) = agent.wait_for_log("configuration changed", key=key)
+        assert (change["before"], change["after"]) == (before, after)
     assert agent.stop() == 0
 
 

@@ -116,7 +116,7 @@ def test_when_the_pressure_ends_first_the_request_is_withdrawn_and_the_pod_stays
     kubepods.kill(other)
     api.delete_pod("default", "other")
     assert api.wait_for(lambda: intent(api) == "Withdrawn", 60), agent.events()
-    notes = [each["message"] for each in agent.wait_for_log("note") if each["subject"] == "eviction requests"]
+    notes = [each["message"] for each in agent.wait_for_log("note", subject="eviction requests")]
     assert any("the pressure ended before anybody evicted the pod" in each for each in notes), notes
     assert not api.sent("POST", "/eviction")
     assert agent.stop() == 0
@@ -130,7 +130,7 @@ def test_a_server_without_the_api_gets_evictions_and_a_note_tells_why(
     agent = start_agent(**soft())
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
     assert not api.sent("POST", "/evictionrequests")
-    notes = [each["message"] for each in agent.wait_for_log("note") if each["subject"] == "eviction requests"]
+    notes = [each["message"] for each in agent.wait_for_log("note", subject="eviction requests")]
     assert notes == [
         "the API server serves no evictionrequests in /apis/lifecycle.k8s.io/v1alpha1: the Eviction API is used"
     ]

@@ -182,10 +182,14 @@ class Run:
         """The last lines of the log, as they are."""
         return self._log.read_bytes()[-LOG_END_BYTES:].decode(errors="replace")
 
-    def wait_for_log(self, event: str) -> list[dict[str, Any]]:
-        """The log lines with this event, once there is one: an act may be visible before its log line."""
-        until(lambda: self.logged(event), f"{event} in the log")
-        return self.logged(event)
+    def wait_for_log(self, event: str, **fields: object) -> list[dict[str, Any]]:
+        """The log lines with this event and these fields, once there is one: an act may be visible before its line."""
+
+        def logged() -> list[dict[str, Any]]:
+            return [line for line in self.logged(event) if fields.items() <= line.items()]
+
+        until(logged, f"{event} {fields or ''} in the log")
+        return logged()
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
