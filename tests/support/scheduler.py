@@ -35,8 +35,8 @@ GROUPS: Final = (
 )
 """The group of the tests whose names match: the first that does."""
 LONGEST_FIRST: Final = (NEWER_MACHINE_AND_AGENTS, OLDER_MACHINE)
-GIVES_WAY: Final = 10
-"""The nice value of the tests of no group: a tenth of the CPU time of those of a group, if both want all of it."""
+GIVES_WAY: Final = 5
+"""The nice value of the tests of no group: a third of the CPU time of those of a group, if both want all of it."""
 
 
 def group_of(nodeid: str) -> str:
