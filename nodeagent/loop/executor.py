@@ -182,7 +182,7 @@ class Executor:
     def evict(self, plan: Plan, sample: NodeSnapshot, *, saved: bool) -> None:
         """Decide on each victim again and hand it over, then what becomes of EvictionRequests. `sample` is the result
         of `recheck`, `saved` that of `brake`. A dry run ends where a victim would be handed over, and needs no saved
-        state, because its tokens were never spent."""
+        state: it evicts nothing."""
         for victim in plan.victims:
             if reason := self._refusal(victim, sample, saved=saved or not self._acts):
                 self._apply([self._outcome(plan, victim, OutcomeKind.RECHECK_REFUSED, reason)])
