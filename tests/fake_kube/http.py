@@ -86,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.api.at_request:
             self.api.at_request(request, False)
         replaced = self.api.instead(request) if self.api.instead else None
-        # Who sees what a request did, sees the request.
+        # Both at once for a test that waits for what the request did.
         with self.api.store.changed:
             answer = replaced if replaced is not None else self.api.answer(request)
             self.api.note(request)

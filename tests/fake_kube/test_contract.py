@@ -385,7 +385,7 @@ def test_an_exhausted_pdb_admits_the_eviction_of_an_unready_pod_where_a_real_one
     assert pdb["status"]["disruptionsAllowed"] == 0
 
 
-def test_whoever_sees_an_eviction_sees_its_request(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_recorded_when_its_eviction_is_seen(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     note = api.note
 
     def note_late(request: Request) -> None:
