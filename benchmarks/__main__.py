@@ -4,8 +4,9 @@
     python -m benchmarks --list
 
 A full run takes hours, most of them for the ramps in virtual machines; --quick takes less than five minutes and leaves
-out what takes minutes alone. Progress is on stderr. A benchmark that cannot run here is in the table with the reason.
-One that fails stops no other one, and the exit code is then 1.
+out what takes minutes alone. Progress is on stderr. FILE is written again after each benchmark, so that a run that is
+ended early keeps what it has. A benchmark that cannot run here is in the table with the reason. One that fails stops no
+other one, and the exit code is then 1.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import registry, runner
+from benchmarks.runner import Result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,18 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.list:
         for each in registry.BENCHMARKS:
-            print(f"{each.name:<12} {each.measures:<46} needs {each.need}")
+            print(f"{each.name:<16} {each.measures:<50} needs {each.need}")
         return 0
     wanted = [each for each in registry.BENCHMARKS if each.name in (options.only or names)]
     facts = runner.machine()  # before the benchmarks load it
     runs = max(1, options.runs or (1 if options.quick else 3))
-    results = runner.run_all(wanted, quick=options.quick, runs=runs)
+    results: list[Result] = []
+    for result in runner.run_each(wanted, quick=options.quick, runs=runs):
+        results.append(result)
+        if options.json:
+            document = runner.document(results, facts, quick=options.quick)
+            options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     for name, value in facts.items():
         print(f"{name}: {value}")
     print(runner.table(results))
-    if options.json:
-        document = runner.document(results, facts, quick=options.quick)
-        options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 1 if any(result.failed for result in results) else 0
 
 

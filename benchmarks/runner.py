@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -47,9 +47,10 @@ class Result(NamedTuple):
         return any(run.trouble for run in self.runs)
 
 
-def run_all(benchmarks: Iterable[Benchmark], *, quick: bool, runs: int) -> list[Result]:
+def run_each(benchmarks: Iterable[Benchmark], *, quick: bool, runs: int) -> Iterator[Result]:
     """Run all that can run here, each so often unless once is enough. One that fails stops no other one."""
-    return [_run(each, quick=quick, runs=runs) for each in benchmarks]
+    for each in benchmarks:
+        yield _run(each, quick=quick, runs=runs)
 
 
 def _run(benchmark: Benchmark, *, quick: bool, runs: int) -> Result:

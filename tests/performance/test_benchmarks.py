@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import registry, runner
+from benchmarks import __main__, registry, runner
 from benchmarks.registry import BENCHMARKS, Benchmark, Need
 from benchmarks.runner import Result, Run
 from tests.support.paths import REPOSITORY
@@ -49,10 +50,22 @@ def test_the_command_runs_a_benchmark_and_writes_its_report(tmp_path: Path) -> N
     assert {"kernel", "cpu", "cores", "load_average", "python", "versions"} <= written["machine"].keys()
 
 
+def test_a_run_that_is_ended_early_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended_early(wanted: Iterable[Benchmark], **_: object) -> Iterator[Result]:
+        yield Result(next(iter(wanted)), "python", (Run(1.0, 0.5, "110 pods", ""),))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_each", ended_early)
+    with pytest.raises(KeyboardInterrupt):
+        __main__.main(["--json", str(tmp_path / "file")])
+    [ran] = json.loads((tmp_path / "file").read_text("utf-8"))["benchmarks"]
+    assert ran["runs"][0]["output"] == "110 pods"
+
+
 @pytest.mark.timeout(600)
 def test_one_that_fails_stops_no_other_one() -> None:
     broken = CHEAP._replace(name="broken", module="decision", quick=("no number",))
-    first, second = runner.run_all([broken, CHEAP], quick=True, runs=1)
+    first, second = runner.run_each([broken, CHEAP], quick=True, runs=1)
     assert first.failed
     assert "no number" in first.runs[0].trouble
     assert not second.failed
@@ -62,13 +75,13 @@ def test_one_that_fails_stops_no_other_one() -> None:
 
 @pytest.mark.timeout(600)
 def test_one_that_repeats_by_itself_runs_once() -> None:
-    [result] = runner.run_all([CHEAP._replace(once=True)], quick=True, runs=2)
+    [result] = runner.run_each([CHEAP._replace(once=True)], quick=True, runs=2)
     assert len(result.runs) == 1
 
 
 def test_what_the_machine_lacks_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    [result] = runner.run_all([CHEAP._replace(need=Need.CGROUPS)], quick=True, runs=1)
+    [result] = runner.run_each([CHEAP._replace(need=Need.CGROUPS)], quick=True, runs=1)
     assert (result.reason, result.runs, result.failed) == ("needs root", (), False)
 
 
