@@ -50,7 +50,7 @@ examples:
   nodeagent check --host-root DIR --pods pods.json     a recorded node, with its real requests
   nodeagent check --recording FILE --at 2026-11-24T13:05:00Z     a recorded sample
   nodeagent check --rights --config FILE          the rights in the API that FILE uses, missing ones and others
-  kubectl exec -n nodeagent POD -- nodeagent check --rights --config /etc/nodeagent/config.yaml
+  kubectl exec -n nodeagent POD -- nodeagent check --rights      those of the DaemonSet
 """
 
 _RUN_DESCRIPTION = """\
@@ -83,10 +83,8 @@ def parser(*, only: str | None = None) -> argparse.ArgumentParser:
 
 
 def _add_node_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", metavar="FILE", help="configuration file (default: the built-in defaults)")
-    command.add_argument(
-        "--host-root", metavar="DIR", default="/", help="root of the host: the DaemonSet's /host, or a recorded node"
-    )
+    arguments_common.add_config(command)
+    arguments_common.add_host_root(command)
     command.add_argument(
         "--node-name", metavar="NAME", help="name of this node's object (default: $NODE_NAME, then the host's name)"
     )
@@ -174,10 +172,8 @@ def _add_config(commands: "argparse._SubParsersAction[Parser]") -> None:
         description="Print the effective configuration: the values of the file, and built-in defaults for the "
         "rest. Each value has a comment with its origin, a threshold also the kubelet's above which it is kept.",
     )
-    show.add_argument("--config", metavar="FILE", help="configuration file (default: the built-in defaults)")
-    show.add_argument(
-        "--host-root", metavar="DIR", default="/", help="root of the host with the kubelet: the DaemonSet's /host"
-    )
+    arguments_common.add_config(show)
+    arguments_common.add_host_root(show)
     arguments_common.add_node_labels(show)
     show.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
     show.set_defaults(command="config show")

@@ -47,6 +47,30 @@ def add_output(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_config(command: argparse.ArgumentParser) -> None:
+    """`--config`; `config_file` has the default."""
+    command.add_argument(
+        "--config",
+        metavar="FILE",
+        help="configuration file (default: $NODEAGENT_CONFIG, set in the DaemonSet's pod, or the built-in defaults)",
+    )
+
+
+def config_file(given: str | None) -> str | None:
+    """The file of `--config`, or the environment's."""
+    return given if given is not None else os.environ.get("NODEAGENT_CONFIG") or None
+
+
+def add_host_root(command: argparse.ArgumentParser) -> None:
+    """`--host-root`."""
+    command.add_argument(
+        "--host-root",
+        metavar="DIR",
+        default=os.environ.get("NODEAGENT_HOST_ROOT") or "/",
+        help="root of the host or of a recorded node (default: $NODEAGENT_HOST_ROOT, set in the DaemonSet's pod, or /)",
+    )
+
+
 def add_html(command: argparse.ArgumentParser) -> None:
     """`--html`."""
     command.add_argument(

@@ -146,13 +146,8 @@ def add_snapshot(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     snapshot.add_argument("--list", action="store_true", help="list the snapshots that the agent has made by itself")
     snapshot.add_argument("--state-dir", metavar="DIR", help="directory of the records (default: stateDir)")
-    snapshot.add_argument("--config", metavar="FILE", help="the agent's configuration file, for stateDir")
-    snapshot.add_argument(
-        "--host-root",
-        metavar="DIR",
-        default="/",
-        help="root of the host, for kernel and kubelet: the DaemonSet's /host",
-    )
+    arguments_common.add_config(snapshot)
+    arguments_common.add_host_root(snapshot)
     snapshot.add_argument("--html", metavar="PAGE", help="write what the file contains as a page with charts as well")
     snapshot.set_defaults(command="snapshot")
 

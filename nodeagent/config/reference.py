@@ -55,7 +55,8 @@ A *quantity* has the form of Kubernetes (`200Mi`, `1.5G`, `5000`), a *duration* 
 Both are text; quote them if YAML would read a number.
 
 A flag (`--dry-run`, `--node-name`, `--kubeconfig`) replaces the environment (`NODEAGENT_MODE`, `NODE_NAME`,
-`KUBECONFIG`), and the environment replaces the file.
+`KUBECONFIG`), and the environment replaces the file. `NODEAGENT_CONFIG` and `NODEAGENT_HOST_ROOT` are the defaults of
+`--config` and `--host-root`; the DaemonSet sets both, so that `kubectl exec POD -- nodeagent check` reports its node.
 
 ## Built-in thresholds
 

@@ -315,8 +315,17 @@ def test_the_command_line_is_one_that_the_program_accepts() -> None:
     assert any(mount.startswith(f"{options.host_root}/") for mount in mounts)
 
 
+def test_a_command_in_the_pod_reads_the_same_host_and_configuration_as_the_agent() -> None:
+    from nodeagent.commands.arguments import parser
+
+    options = parser().parse_args(container()["args"])
+    values = {entry["name"]: entry["value"] for entry in container()["env"] if "value" in entry}
+    assert values == {"NODEAGENT_HOST_ROOT": options.host_root, "NODEAGENT_CONFIG": options.config}
+
+
 def test_the_pod_gets_its_name_and_its_node() -> None:
-    fields = {entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in container()["env"]}
+    with_fields = [entry for entry in container()["env"] if "valueFrom" in entry]
+    fields = {entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in with_fields}
     assert fields == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}
 
 

@@ -69,6 +69,21 @@ def test_check_reports_this_machine_with_every_signal_and_a_documented_exit_code
         assert name in done.stdout
 
 
+def test_the_environment_names_the_host_root_and_the_configuration_of_a_pod(tmp_path: Path) -> None:
+    """As `kubectl exec POD -- nodeagent check`: the container's own root would be another machine."""
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nevictionHard: {memory.available: 123Mi}\n"
+    )
+    variables = {"NODEAGENT_HOST_ROOT": str(CALM), "NODEAGENT_CONFIG": str(config)}
+    report = run("check", "--no-api", **variables).stdout
+    assert "default/hog-guaranteed" in report
+    assert "123Mi" in report
+    assert 'memory.available: "123Mi"' in run("config", "show", **variables).stdout
+    given = run("config", "show", "--config", str(config), NODEAGENT_CONFIG="/nonexistent")
+    assert 'memory.available: "123Mi"' in given.stdout
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; the tests of any other run as one")
 def test_check_works_for_any_user() -> None:
     # The first report imports everything, so that the second does not depend on the rights to this checkout.
