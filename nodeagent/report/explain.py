@@ -439,11 +439,10 @@ def _ranking(recorded: RecordedDecision) -> Section:
 
 def _why(pod: JsonObject, *, is_victim: bool, no_victims: bool) -> Cell:
     keys = "; ".join(str(key.get("text")) for key in record_fields.items(pod, "keys"))
-    refusals = "; ".join(str(refusal.get("message")) for refusal in record_fields.items(pod, "refusals"))
     if is_victim:
         return Cell(wording.escape_terminal(f"evicted: {keys}"), BAD)
-    if refusals:
-        return Cell(wording.escape_terminal(f"protected: {refusals}"), DIM)
+    if refused := wording.refusal_text(record_fields.refusals(pod)):
+        return Cell(wording.escape_terminal(refused), DIM)
     return Cell(wording.escape_terminal(f"{'candidate' if no_victims else 'not needed'}: {keys}"))
 
 

@@ -171,7 +171,7 @@ def _pod_table(report: Report, width: int, most: int) -> "Table":
 
 def _why(ranked: RankedPod) -> str:
     if ranked.refusals:
-        return "protected: " + "; ".join([each.message for each in ranked.refusals])
+        return wording.refusal_text([(each.code, each.message) for each in ranked.refusals])
     return "; ".join([key.text for key in ranked.keys])
 
 

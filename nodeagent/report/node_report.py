@@ -20,7 +20,6 @@ from nodeagent.model import (
     Plan,
     PodSource,
     PodView,
-    RankedPod,
     Signal,
     SignalState,
     SignalVerdict,
@@ -129,15 +128,6 @@ def memory_request(view: PodView) -> SourcedValue:
     if request is None:
         return SourcedValue(None, "")
     return SourcedValue(request, "api" if view.pod.source is PodSource.API else "estimate")
-
-
-def counts(ranking: Iterable[RankedPod]) -> tuple[int, int]:
-    """(candidates, protected pods)."""
-    total = protected = 0
-    for ranked in ranking:
-        total += 1
-        protected += bool(ranked.refusals)
-    return total - protected, protected
 
 
 # --- comparison with the kubelet -------------------------------------------------------------------------------------

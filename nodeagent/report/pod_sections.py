@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from nodeagent.model import SIGNAL_TABLE, PodSource, RankedPod, RefusalCode, Signal, Unit, units
-from nodeagent.report import node_report, wording
+from nodeagent.model import SIGNAL_TABLE, PodSource, RankedPod, RefusalCode, RefusalKind, Signal, Unit, units
+from nodeagent.report import wording
 from nodeagent.report.cells import DIM, STRONG, Cell, Column, Section
 from nodeagent.report.node_report import Report
 
@@ -15,7 +15,7 @@ _UNLISTED: Final = "not listed by the API server"
 
 
 def pods(report: Report) -> Section:
-    """All pods in eviction order, each with its ranking keys or with what protects it."""
+    """All pods in eviction order, each with its ranking keys or with why it is not evicted."""
     ranking, signal = report.plan.ranking, report.plan.ranked_for
     if not ranking:
         return Section("PODS", lines=(Cell("No pods on this machine."),))
@@ -30,29 +30,40 @@ def pods(report: Report) -> Section:
         Column("WHY"),
     )
     unit = SIGNAL_TABLE[signal].unit
-    candidates, protected = node_report.counts(ranking)
-    unlisted = sum(_unlisted(ranked) for ranked in ranking)
-    numbers = [f"{candidates} candidates", f"{protected - unlisted} protected"]
-    if unlisted:
-        numbers.append(f"{unlisted} not evicted: {_UNLISTED}")
-    title = f"{PODS_TITLE} {signal} ({', '.join(numbers)})"
+    title = f"{PODS_TITLE} {signal} ({_counts(ranking)})"
     rows = tuple(_pod_row(ranked, unit, signal) for ranked in ranking)
     return Section(title, columns, rows, _pod_legend(report))
 
 
+def _counts(ranking: Sequence[RankedPod]) -> str:
+    candidates = sum(not ranked.refusals for ranked in ranking)
+    unlisted = sum(_unlisted(ranked) for ranked in ranking)
+    limited = sum(
+        bool(ranked.refusals) and all(each.code.kind is RefusalKind.LIMIT for each in ranked.refusals)
+        for ranked in ranking
+    )
+    protected = len(ranking) - candidates - unlisted - limited
+    numbers = [f"{candidates} candidate{'s' * (candidates != 1)}", f"{protected} protected"]
+    if limited:
+        numbers.append(f"{limited} not evicted now")
+    if unlisted:
+        numbers.append(f"{unlisted} not evicted: {_UNLISTED}")
+    return ", ".join(numbers)
+
+
 def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
     pod = ranked.view.pod
-    reasons = [each.message for each in ranked.refusals if each.code not in _HOST_ONLY]
-    protected = bool(reasons)
+    why = wording.refusal_text([(each.code, each.message) for each in ranked.refusals if each.code not in _HOST_ONLY])
+    refused = bool(why)
     return (
-        Cell(str(ranked.rank), DIM if protected else STRONG),
-        Cell(wording.escape_terminal(pod.key), DIM if protected else STRONG),
+        Cell(str(ranked.rank), DIM if refused else STRONG),
+        Cell(wording.escape_terminal(pod.key), DIM if refused else STRONG),
         Cell(str(pod.qos_class)),
         Cell("-" if pod.priority is None else str(pod.priority)),
         Cell(units.format_amount(ranked.usage, unit)),
         Cell(_request_text(ranked, unit, signal)),
         Cell(units.format_amount(ranked.relief, unit)),
-        Cell(wording.escape_terminal(_why(ranked, reasons)), DIM if protected else ""),
+        Cell(wording.escape_terminal(why or _keys(ranked)), DIM if refused else ""),
     )
 
 
@@ -61,10 +72,8 @@ def _unlisted(ranked: RankedPod) -> bool:
     return bool(ranked.refusals) and all(each.code in _HOST_ONLY for each in ranked.refusals)
 
 
-def _why(ranked: RankedPod, reasons: Sequence[str]) -> str:
-    """The reasons of a protected pod, otherwise its ranking keys."""
-    if reasons:
-        return "protected: " + "; ".join(reasons)
+def _keys(ranked: RankedPod) -> str:
+    """Its ranking keys, after a word on one that the API server does not list."""
     keys = "; ".join([key.text for key in ranked.keys])
     return f"not evicted: {_UNLISTED}; {keys}" if _unlisted(ranked) else keys
 

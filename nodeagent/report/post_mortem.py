@@ -161,7 +161,7 @@ def _ranking(story: Story) -> list[str]:
 
 
 def _ranked(pod: JsonObject, victims: set[str], unit: Unit) -> tuple[str, ...]:
-    refusals = "; ".join(str(each.get("message")) for each in record_fields.items(pod, "refusals"))
+    refusals = record_fields.refusals(pod)
     keys = "; ".join(str(each.get("text")) for each in record_fields.items(pod, "keys"))
     evicted = str(pod.get("uid")) in victims
     request = pod.get("request")
@@ -171,8 +171,8 @@ def _ranked(pod: JsonObject, victims: set[str], unit: Unit) -> tuple[str, ...]:
         units.format_amount(record_fields.integer(pod.get("usage")), unit),
         "-" if request is None else units.format_amount(record_fields.integer(request), unit),
         units.format_amount(record_fields.integer(pod.get("relief")), unit),
-        "evicted" if evicted else "protected" if refusals else "",
-        refusals if refusals and not evicted else keys,
+        "evicted" if evicted else wording.refusal_label([code for code, _ in refusals]) if refusals else "",
+        "; ".join([message for _, message in refusals]) if refusals and not evicted else keys,
     )
 
 

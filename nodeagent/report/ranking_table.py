@@ -26,8 +26,8 @@ class RankedRow(NamedTuple):
     request: str
     relief: int | None
     keys: tuple[RankKey, ...]
-    refusals: tuple[str, ...]
-    """Why it would not be evicted; empty for a candidate."""
+    refused: str
+    """Why it would not be evicted; empty if it would."""
     victim: bool
 
 
@@ -42,7 +42,7 @@ def section_of_plan(plan: Plan) -> Section:
             request=_request(each.request, plan.ranked_for, estimated=each.view.pod.source is PodSource.HOST),
             relief=each.relief,
             keys=each.keys,
-            refusals=tuple([refusal.message for refusal in each.refusals]),
+            refused=wording.refusal_text([(refusal.code, refusal.message) for refusal in each.refusals]),
             victim=each.view.pod.uid in victims,
         )
         for each in policy_ranking.with_key_texts(plan).ranking
@@ -62,7 +62,7 @@ def section_of_record(decision: JsonObject) -> Section:
             request=_request(record_fields.integer(pod.get("request")), signal),
             relief=record_fields.integer(pod.get("relief")),
             keys=tuple(_keys(record_fields.items(pod, "keys"))),
-            refusals=tuple([str(each.get("message")) for each in record_fields.items(pod, "refusals")]),
+            refused=wording.refusal_text(record_fields.refusals(pod)),
             victim=str(pod.get("uid")) in victims,
         )
         for pod in record_fields.items(decision, "ranking")
@@ -71,7 +71,7 @@ def section_of_record(decision: JsonObject) -> Section:
 
 
 def section(rows: Sequence[RankedRow], signal: str, *, victims: str = "evicted") -> Section:
-    """The table. A protected pod has the reasons instead of its key. `victims`: what is said of them."""
+    """The table. A pod that is not evicted has the reasons instead of its keys. `victims`: what is said of them."""
     columns = (
         Column("RANK", right=True),
         Column("POD"),
@@ -79,14 +79,14 @@ def section(rows: Sequence[RankedRow], signal: str, *, victims: str = "evicted")
         Column("REQUEST", right=True),
         Column("RELIEF", right=True),
         Column("BEFORE THE NEXT BY"),
-        Column("ALL KEYS, OR WHY PROTECTED"),
+        Column("ALL KEYS, OR WHY NOT EVICTED"),
     )
     unit = _unit(signal)
     cells = []
     for number, row in enumerate(rows):
         following = rows[number + 1] if number + 1 < len(rows) else None
-        style = BAD if row.victim else DIM if row.refusals else STRONG
-        why = f"protected: {'; '.join(row.refusals)}" if row.refusals else "; ".join(key.text for key in row.keys)
+        style = BAD if row.victim else DIM if row.refused else STRONG
+        why = row.refused or "; ".join(key.text for key in row.keys)
         cells.append(
             (
                 Cell("?" if row.rank is None else str(row.rank), style),

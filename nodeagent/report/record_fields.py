@@ -19,6 +19,11 @@ def mapping(record: JsonObject, key: str) -> JsonObject:
     return value if isinstance(value, Mapping) else {}
 
 
+def refusals(record: JsonObject) -> list[tuple[str, str]]:
+    """Codes and messages of a pod or a decision."""
+    return [(str(each.get("code")), str(each.get("message"))) for each in items(record, "refusals")]
+
+
 def integer(value: object) -> int | None:
     return value if type(value) is int else None
 

@@ -114,11 +114,11 @@ def _decided(story: Story) -> str:
         place = f", rank {ranked.get('rank')} of {len(ranking)}" if ranked else ""
         parts.append(f"to evict {record_fields.pod_name(victim)}{place}" + (f" ({keys})" if keys else ""))
     more = len(story.victims) - len(parts)
-    protected = sum(bool(record_fields.items(each, "refusals")) for each in ranking)
+    refused = sum(bool(record_fields.items(each, "refusals")) for each in ranking)
     return (
         "; ".join(parts)
         + (f" and {more} more" if more else "")
-        + (f"; {protected} pods were protected or held back" if protected else "")
+        + (f"; {refused} pods were protected or not evicted now" if refused else "")
     )
 
 

@@ -1,8 +1,12 @@
 """Texts of a report: trends, time stamps and strings that are safe on a terminal."""
 
 import time
+from collections.abc import Iterable
+from typing import Final
 
-from nodeagent.model import units
+from nodeagent.model import RefusalCode, RefusalKind, units
+
+_LIMITS: Final = frozenset(str(code) for code in RefusalCode if code.kind is RefusalKind.LIMIT)
 
 
 def trend_text(to_threshold_s: float | None, to_exhaustion_s: float | None, confidence: float | None) -> str:
@@ -25,6 +29,20 @@ def rfc3339(wall_time: float) -> str:
     except (OverflowError, ValueError, OSError):
         return units.UNKNOWN_TEXT
     return f"{stamp}.{milliseconds % 1000:03d}Z"
+
+
+def refusal_label(codes: Iterable[str]) -> str:
+    """What the codes make of a pod: `protected`, or `not evicted now`, a candidate that only limits exclude."""
+    return "not evicted now" if _LIMITS.issuperset(codes) else "protected"
+
+
+def refusal_text(refusals: Iterable[tuple[str, str]]) -> str:
+    """Why a pod is not evicted, from codes and messages: `protected: static pod; ...`. Empty without one."""
+    codes, messages = [], []
+    for code, message in refusals:
+        codes.append(code)
+        messages.append(message)
+    return f"{refusal_label(codes)}: {'; '.join(messages)}" if codes else ""
 
 
 def escape_terminal(text: str) -> str:

@@ -127,7 +127,21 @@ def test_candidates_show_their_keys_and_protected_pods_their_reasons() -> None:
     assert "~64Mi" in web
     assert "protected: no controller owns it" in next(line for line in output.splitlines() if "default/db" in line)
     assert "requests marked ~ estimated from oom_score_adj" in output
-    assert "(1 candidates, 1 protected)" in output
+    assert "(1 candidate, 1 protected)" in output
+
+
+def test_a_candidate_that_a_limit_excludes_is_not_called_protected() -> None:
+    small = Refusal(RefusalCode.BELOW_MINIMUM_RELIEF, "relief below 1.2Mi, the minimum for a deficit of 120Mi")
+    bare = Refusal(RefusalCode.BARE_POD, "no controller owns it")
+    rows = (
+        reports.ranked(reports.pod_view("web", working_set=MIB), 1, refusals=(small,)),
+        reports.ranked(reports.pod_view("db", working_set=MIB), 2, refusals=(small, bare)),
+    )
+    output = printed(reports.report(pods=rows))
+    assert "(0 candidates, 1 protected, 1 not evicted now)" in output
+    web, db = (next(line for line in output.splitlines() if f"default/{name}" in line) for name in ("web", "db"))
+    assert "  not evicted now: relief below 1.2Mi" in web
+    assert "  protected: relief below 1.2Mi, the minimum for a deficit of 120Mi; no controller owns it" in db
 
 
 def test_requests_from_the_api_are_not_marked_as_estimates() -> None:
