@@ -56,7 +56,7 @@ examples:
 _RUN_DESCRIPTION = """\
 Act on pressure of this node until SIGTERM: publish conditions, keep new pods away with a taint, and evict pods when a
 threshold has been met for its grace period. Without `mode: enforce` this is a dry run: it decides and logs the same and
-sends nothing. SIGHUP or a changed file reloads the configuration; an invalid one is rejected and the old one stays in
+changes nothing. SIGHUP or a changed file reloads the configuration; an invalid one is rejected and the old one stays in
 force. The log goes to standard output, as JSON unless that is a terminal.
 """
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from nodeagent import __version__
 from nodeagent.commands import arguments as command_line
-from nodeagent.commands import exit_codes, standard_streams
-from nodeagent.commands.arguments_common import config_file
+from nodeagent.commands import arguments_common, exit_codes, standard_streams
 
 Options = Any
 """The namespace that argparse returns."""
@@ -95,7 +94,7 @@ def _check(options: Options) -> int:
     try:
         check_options = check.options_from(
             host_root=options.host_root,
-            config_file=config_file(options.config),
+            config_file=arguments_common.config_file(options.config),
             node_name=options.node_name,
             kubeconfig=options.kubeconfig,
             api=options.api,
@@ -154,7 +153,7 @@ def _check_rights(options: Options) -> int:
     _refuse_with("--rights", options, signal=options.signal is not None, html=options.html is not None)
     try:
         return check_rights.show(
-            config_file=config_file(options.config),
+            config_file=arguments_common.config_file(options.config),
             host_root=options.host_root,
             node_name=options.node_name,
             kubeconfig=options.kubeconfig,
@@ -189,7 +188,7 @@ def _run(options: Options) -> int:
 
     try:
         return run.run(
-            config_path=config_file(options.config),
+            config_path=arguments_common.config_file(options.config),
             host_root=options.host_root,
             node_name=options.node_name,
             kubeconfig=options.kubeconfig,
@@ -210,7 +209,7 @@ def _snapshot(options: Options) -> int:
 
     if options.html is not None and "-" in (options.html, options.output):
         raise _FailureError("--html: needs names for both files, the snapshot and the page", exit_codes.USAGE)
-    loaded = _load_config(config_file(options.config), of_this_node=True)
+    loaded = _load_config(arguments_common.config_file(options.config), of_this_node=True)
     wall = time.time()
     try:
         if options.list:
@@ -378,7 +377,7 @@ def _config_show(options: Options) -> int:
     from nodeagent.sampling.node import kubelet_config
 
     try:
-        loaded = load.load(config_file(options.config), overrides=load.overrides_from(os.environ))
+        loaded = load.load(arguments_common.config_file(options.config), overrides=load.overrides_from(os.environ))
         host = open_host(options.host_root)
         reading = kubelet_config.read_thresholds(host)
     except problems.ConfigError as error:

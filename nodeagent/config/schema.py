@@ -374,7 +374,7 @@ class EvictionRequestConfig(NamedTuple):
     Kubernetes 1.37), so that its responders can move it first. Where the API server does not serve that, the
     Eviction API is used as before. Needs rights of its own (examples/eviction-request.yaml)."""
     deadline_s: Annotated[float, Range(10, 3600)] = 120.0
-    """A pod that nobody has evicted by then is evicted through the Eviction API, and the request is withdrawn. The
+    """A pod that was not evicted by then is evicted through the Eviction API, and the request is withdrawn. The
     hard tier never waits for a request."""
 
 

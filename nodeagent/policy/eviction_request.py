@@ -61,8 +61,8 @@ class RequestEnd(enum.StrEnum):
 _MEANINGS: Final = {
     RequestEnd.REFUSED: "the API server accepts none for it; the Eviction API is used",
     RequestEnd.FAILED: "it failed; it is withdrawn, and the Eviction API is used",
-    RequestEnd.TIMED_OUT: "nobody has evicted the pod in time; it is withdrawn, and the Eviction API is used",
-    RequestEnd.RECOVERED: "the pressure ended before anybody evicted the pod; it is withdrawn",
+    RequestEnd.TIMED_OUT: "the pod was not evicted in time; it is withdrawn, and the Eviction API is used",
+    RequestEnd.RECOVERED: "the pressure ended before the pod was evicted; it is withdrawn",
     RequestEnd.OVERTAKEN: "another eviction of the pod did not wait for it; it is withdrawn",
 }
 _TO_EVICT: Final = frozenset({RequestEnd.REFUSED, RequestEnd.FAILED, RequestEnd.TIMED_OUT})

@@ -14,7 +14,7 @@ ALONE: Final = "kubelet alone"
 BESIDE: Final = "with nodeagent"
 NEXT: Final = (
     ("nodeagent check", "report this machine; changes nothing"),
-    ("nodeagent run --dry-run", "decide and log on this machine; sends nothing"),
+    ("nodeagent run --dry-run", "decide and log on this machine; changes nothing"),
 )
 """The next commands to try."""
 

@@ -1,4 +1,4 @@
-"""Unused images of a real containerd are removed, from within the unit's sandbox, before anybody is evicted.
+"""Unused images of a real containerd are removed, from within the unit's sandbox, before any pod is evicted.
 
 By `ctr`, which Debian has; `crictl` is in none of its releases. The image lies in a namespace of its own, as those of a
 builder do: in `k8s.io` the CRI plugin gives each image a second name, which keeps what it holds.

@@ -120,7 +120,7 @@ def test_after_the_deadline_the_eviction_api_is_used_with_the_same_token_and_the
     plan = node.decide(62.1)
     assert methods(plan) == [("fat", Method.EVICT)]
     assert texts(plan).endswith(
-        f"eviction requests: EvictionRequest for shop/fat by {first.id}: nobody has evicted the pod in time; it is "
+        f"eviction requests: EvictionRequest for shop/fat by {first.id}: the pod was not evicted in time; it is "
         "withdrawn, and the Eviction API is used"
     )
     assert node.tokens(62.1) == {999}
@@ -184,7 +184,7 @@ def test_when_the_pressure_ends_first_the_request_is_withdrawn_and_its_token_sta
     first = node.requested()
     plan = node.decide(10, available=3 * GI)
     assert (methods(plan), node.stages, node.end()) == ([], [], RequestEnd.RECOVERED)
-    assert "the pressure ended before anybody evicted the pod; it is withdrawn" in texts(plan)
+    assert "the pressure ended before the pod was evicted; it is withdrawn" in texts(plan)
     assert node.tokens(10) == {999}
     assert [order.withdraw for order in node.orders] == [True]
     node.answer(first, OutcomeKind.REQUEST_WITHDRAWN, 11)

@@ -208,7 +208,7 @@ def test_an_eviction_request_has_its_method_its_outcomes_and_how_it_ended(tmp_pa
     assert " requested " in row
     after = decide(13)
     output = explained(tmp_path, after.id)
-    assert f"EvictionRequest for shop/fat by {plan.id}: nobody has evicted the pod in time" in " ".join(output.split())
+    assert f"EvictionRequest for shop/fat by {plan.id}: the pod was not evicted in time" in " ".join(output.split())
     assert any(line.startswith("shop/fat  evict ") for line in output.splitlines())
 
 
