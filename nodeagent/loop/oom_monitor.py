@@ -37,6 +37,7 @@ from nodeagent.model import (
     StallScope,
 )
 from nodeagent.policy import candidates, lost_race, oom_attribution, oom_messages
+from nodeagent.policy.state import PolicyState
 from nodeagent.report import wording
 from nodeagent.sampling.node import oom_counters
 from nodeagent.sampling.node.kernel_log import OomLogParser
@@ -70,6 +71,17 @@ MAX_NOTES: Final = 10
 class _Remembered(NamedTuple):
     view: PodView
     at: float
+
+
+class _Judged(NamedTuple):
+    """What a lost race is judged by."""
+
+    plan: Plan
+    """The last decision."""
+    snapshot: NodeSnapshot
+    """The newest pods, which may have been read after it."""
+    state: PolicyState
+    """After that decision."""
 
 
 class OomMonitor:
@@ -109,8 +121,8 @@ class OomMonitor:
         """Log lines without a counted kill so far."""
         self._samples: deque[MemorySample] = deque(maxlen=MAX_SAMPLES)
         self._last: tuple[Plan, NodeSnapshot] | None = None
-        self._before_check: tuple[Plan, NodeSnapshot] | None = None
-        """The last decision and the newest pods at the last check: before every kill that the next check finds."""
+        self._before_check: _Judged | None = None
+        """At the last check: before every kill that the next check finds."""
         self._pods: dict[str, _Remembered] = {}
         self._pods_at = float("-inf")
         self._reports: deque[tuple[float, float, OomReport]] = deque(maxlen=MAX_NOTES)
@@ -177,13 +189,14 @@ class OomMonitor:
             if now - self._read_at >= SETTLE_S and oom_counters.counts_limits(hierarchy):
                 self._store_ooms(self._read_counts(now), now)
 
-    def _newest(self) -> tuple[Plan, NodeSnapshot] | None:
-        """The last decision, and the newest pods, which may have been read after it."""
+    def _newest(self) -> _Judged | None:
         if self._last is None:
             return None
         plan, snapshot = self._last
         latest = self._latest()
-        return plan, latest if latest is not None and latest.taken_at > snapshot.taken_at else snapshot
+        if latest is not None and latest.taken_at > snapshot.taken_at:
+            snapshot = latest
+        return _Judged(plan, snapshot, self._store.policy_state)
 
     def _start(self, kills: int, node: NodeSnapshot) -> None:
         """The first check: what an earlier process has not seen, or the baseline."""
@@ -264,18 +277,17 @@ class OomMonitor:
     def _race(
         self, kills: tuple[OomKill, ...], samples: Sequence[MemorySample], before: float, *, while_down: bool
     ) -> LostRace | None:
-        # After a kill its memory is free: the pods of that sample would name other victims.
+        # After a kill its memory is free: the pods of that sample, and what was decided on them, name other victims.
         judged = self._before_check or self._newest()
         if while_down or judged is None:
             return lost_race.not_running() if any(kill.cause.race for kill in kills) else None
-        plan, snapshot = judged
         return lost_race.assess(
             kills,
             samples,
             before=before,
-            plan=plan,
-            snapshot=snapshot,
-            state=self._store.policy_state,
+            plan=judged.plan,
+            snapshot=judged.snapshot,
+            state=judged.state,
             config=self._components().config,
             cache=self._cache,
         )
@@ -302,7 +314,7 @@ class OomMonitor:
         if self._before_check is not None:
             pods |= {
                 view.pod.cgroup_uid: _with_containers_of(view, pods[view.pod.cgroup_uid])
-                for view in self._before_check[1].pods
+                for view in self._before_check.snapshot.pods
                 if view.pod.cgroup_uid in pods
             }
         for pod in self._components().session.pods().pods:

@@ -57,7 +57,7 @@ def assess(
         samples: the last node samples, oldest first.
         before: samples up to this time were taken before the first kill.
         plan: the last decision, made on `snapshot`.
-        state: the policy state now.
+        state: the policy state after that decision, and before the kills.
         config: the configuration of that decision.
         cache: as in `engine.decide`.
     """

@@ -14,12 +14,11 @@ from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.session import NoCluster
 from nodeagent.config import load
 from nodeagent.config.config_file import ConfigFile
-from nodeagent.config.schema import Config
+from nodeagent.config.schema import Config, Mode
 from nodeagent.loop.components import Components
 from nodeagent.loop.oom_monitor import SETTLE_S, OomMonitor
 from nodeagent.loop.state_store import AgentState, OomState, StateStore
 from nodeagent.model import NodeSnapshot, OomCause, OomReport, PodView, RaceLoss, Signal
-from nodeagent.policy import engine
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.candidates import RankingCache
 from nodeagent.records import flight_recorder
@@ -145,8 +144,7 @@ class Scene:
         self.monitor.observe(node)
 
     def decide(self, snapshot: NodeSnapshot) -> None:
-        plan, _ = engine.decide(snapshot, self.store.policy_state, now=snapshot.taken_at, config=self.config)
-        self.monitor.remember(plan, snapshot)
+        self.monitor.remember(self.store.decide(snapshot, config=self.config, cache=RankingCache()), snapshot)
 
     def records(self) -> list[dict[str, Any]]:
         return [each for each in flight_recorder.read_records(self.directory) if each["record"] == "oom"]
@@ -221,6 +219,25 @@ def test_the_victims_of_a_lost_race_are_those_of_before_the_kill(scene: Scene) -
     [report] = scene.session.reports
     assert report.race is not None
     assert report.race.victims == ("shop/large",)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("available", [6 * nodes.GI, 100 * nodes.MI], ids=["free again", "still short"])
+def test_a_lost_race_is_judged_by_the_state_of_before_the_kill(scene: Scene, available: int, mode: Mode) -> None:
+    """The sync that finds a kill has decided before, on what the kill has left."""
+    scene.restart(None, nodes.config(nodes.hard(value=nodes.GI), mode=mode))
+    large, other = nodes.view("large", 4 * nodes.GI), nodes.view("other", 3 * nodes.GI)
+    scene.decide(nodes.snapshot(large, other, at=scene.now, available={Signal.MEMORY: 2 * nodes.GI}))
+    scene.sync(0.0)
+    scene.kill(scene.container)
+    left = nodes.view("large", 10 * nodes.MI)
+    scene.decide(nodes.snapshot(left, other, at=scene.now + 0.2, available={Signal.MEMORY: available}))
+    assert bool(scene.store.policy_state.in_flight.entries) == (available < nodes.GI)
+    scene.sync(0.2, available=available)
+    [report] = scene.session.reports
+    race = report.race
+    assert race is not None
+    assert (race.loss, race.in_flight, race.victims, race.refusals) == (RaceLoss.NOT_MET, (), ("shop/large",), ())
 
 
 def test_a_kill_that_no_cgroup_counts_is_reported_as_not_attributed(scene: Scene) -> None:
