@@ -11,7 +11,7 @@ Theory of operation. An `InFlightEviction` is added with the decision, before an
 events: `policy.outcomes` for the answer to its request, `_pod_event` for its pod in a new snapshot, and `_is_overdue`
 for its time. When all evictions of a decision are GONE, the first newer sample gives their `ReliefReport`. Relief of
 less than half of the prediction is a failure of each eviction, and enough failures in a row open the circuit breaker of
-that signal.
+that signal. A terminating pod that is only shortened is never a failure, because that is no eviction.
 
 Pods that other clients delete have no eviction here but a `TerminatingPod` with the end of their grace on
 CLOCK_BOOTTIME. It is computed once, when the pod is first seen terminating, so that later jumps of the wall clock
@@ -159,7 +159,7 @@ MACHINE: Final = Machine(
             _S.PLANNED,
             _E.CGROUP_GONE,
         ): "only if the pod is terminating or no longer listed: one failed read proves nothing",
-        (_S.ACCEPTED, _E.TIME_UP): "a failure, which counts for the circuit breaker",
+        (_S.ACCEPTED, _E.TIME_UP): "a failure, which counts for the circuit breaker, unless the pod was only shortened",
         (_S.DRY_RUN, _E.CGROUP_GONE): "only if the pod is no longer listed",
         (_S.DRY_RUN, _E.TIME_UP): "only if its signal is healthy; at once in the mode `enforce`",
         (_S.GONE, _E.RELEASED): "with a relief report, unless the pod exceeded a limit of its own",
@@ -281,21 +281,21 @@ def advance(
         if after is not None and _has_happened(entry, after):
             confirmed.append(after)
         if after is not None and _is_overdue(after, now=now, config=config, healthy=healthy):
-            if after.stage is EvictionStage.ACCEPTED and not after.limit:
+            if after.stage is EvictionStage.ACCEPTED and after.buckets and not after.limit:
                 failures = circuit_breaker.with_failures(failures, after.signal, 1, now=now, config=config)
             after = _step(after, EvictionEvent.TIME_UP)
         if after is not None and after.limit and after.stage is EvictionStage.GONE:
             after = _step(after, EvictionEvent.RELEASED)
         if after is not None:
             entries.append(after)
+    shortened = {(entry.plan_id, entry.pod_uid) for entry in entries if not entry.buckets}
     entries, reports = _measure(entries, snapshot)
     for report in reports:
-        if report.measured < SUFFICIENT_SHARE * report.predicted:
-            failures = circuit_breaker.with_failures(
-                failures, report.signal, len(report.pod_uids), now=now, config=config
-            )
-        else:
+        times = sum((report.plan_id, uid) not in shortened for uid in report.pod_uids)
+        if report.measured >= SUFFICIENT_SHARE * report.predicted:
             failures = {signal: each for signal, each in failures.items() if signal != report.signal.value}
+        elif times:
+            failures = circuit_breaker.with_failures(failures, report.signal, times, now=now, config=config)
     return Observed(InFlightState(tuple(entries), departing, failures), reports, tuple(confirmed))
 
 

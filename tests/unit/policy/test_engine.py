@@ -428,6 +428,24 @@ def test_a_shortened_pod_that_still_hangs_is_not_waited_for_any_longer() -> None
     assert victims(later) == ["hog"]
 
 
+def test_a_pod_that_hangs_in_the_kernel_is_one_failure_although_its_eviction_was_shortened() -> None:
+    settings = config(soft(value=2 * GI), hard(value=GI), eviction_max_pod_grace_period_s=60.0)
+    hog = view("hog", 4 * GI, termination_grace_s=60.0)
+    _, after = decide(snapshot(hog, at=NOW - 1, available={Signal.MEMORY: GI + MI}), settings)
+    plan, after = decide(snapshot(hog, available={Signal.MEMORY: GI + MI}), settings, after)
+    assert [(victim.tier, victim.grace_period_s) for victim in plan.victims] == [(Tier.SOFT, 60.0)]
+    after = settled(plan, after, OutcomeKind.ACCEPTED, settings)
+    leaving = view("hog", 4 * GI, deletion_wall=WALL + 60, deletion_grace_s=60.0)
+    plan, after = decide(pressed(leaving, at=NOW + 1), settings, after)
+    assert [(victim.tier, victim.grace_period_s) for victim in plan.victims] == [(Tier.HARD, 1.0)]
+    after = settled(plan, after, OutcomeKind.ACCEPTED, settings, at=NOW + 1)
+    hanging = view("hog", 4 * GI, deletion_wall=WALL + 2, deletion_grace_s=1.0)
+    for seconds in range(2, 120):
+        _, after = decide(pressed(hanging, at=NOW + seconds), settings, after)
+    assert after.in_flight.entries == ()
+    assert after.in_flight.failures["memory.available"].times == 1
+
+
 @pytest.mark.parametrize("tier", list(Tier))
 def test_no_pod_is_shortened_if_that_is_off_or_the_tier_is_soft(tier: Tier) -> None:
     leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)

@@ -186,6 +186,27 @@ def test_an_accepted_eviction_that_never_ends_is_a_failure() -> None:
     assert after.state.failures == {"memory.available": Failures(1, NOW + 22)}
 
 
+def test_a_failure_counts_once_for_a_pod_that_was_evicted_and_then_shortened() -> None:
+    evicted, shortened = entry("hog", until=NOW + 30), entry("hog", plan="a-2", buckets=())
+    after = observed(InFlightState((evicted, shortened)), snapshot(view("hog", GI), at=NOW + 22))
+    assert after.state.entries == (evicted,)
+    assert after.state.failures == {}
+    after = observed(after.state, snapshot(view("hog", GI), at=NOW + 31))
+    assert after.state.failures == {"memory.available": Failures(1, NOW + 31)}
+    after = measure(100 * MI, evicted, shortened)
+    assert [report.plan_id for report in after.reports] == ["a-1", "a-2"]
+    assert after.state.failures == {"memory.available": Failures(1, NOW + 3)}
+
+
+def test_a_pod_that_others_deleted_and_that_was_only_shortened_is_no_failed_eviction() -> None:
+    shortened = entry("hog", buckets=())
+    after = observed(InFlightState((shortened,)), snapshot(view("hog", GI), at=NOW + 22))
+    assert after.state == InFlightState()
+    assert measure(100 * MI, shortened).state.failures == {}
+    together = measure(100 * MI, shortened, entry("other"))
+    assert together.state.failures == {"memory.available": Failures(1, NOW + 3)}
+
+
 def test_the_circuit_breaker_opens_after_enough_failures_and_closes_with_time() -> None:
     state = InFlightState(failures={"memory.available": Failures(3, NOW)})
     assert circuit_breaker.refusal(state.failures, Signal.PID, now=NOW, config=CONFIG) is None
