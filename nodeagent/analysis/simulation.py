@@ -204,7 +204,7 @@ class Simulator:
             state = outcomes.apply_reclaim(state, ended)
         for hook in plan.hooks:
             done = HookOutcome(plan.id, hook.pod_uid, HookResult.DRY_RUN, "simulated", now)
-            state = outcomes.apply_hook(state, done)
+            state = outcomes.apply_hook(state, done, config=self.config)
         self.state = state
         self._totals.add_plan(plan, snapshot)
         if self._pass_over and not plan.victims:

@@ -348,7 +348,8 @@ class Executor:
             if not self._acts or not saved:
                 result = HookResult.FAILED if self._acts else HookResult.DRY_RUN
                 message = "not run: state not saved" if self._acts else "dry run"
-                self._apply_hooks([HookOutcome(plan.id, order.pod_uid, result, message, self._boottime())])
+                again, now = self._acts, self._boottime()
+                self._apply_hooks([HookOutcome(plan.id, order.pod_uid, result, message, now, ordered_again=again)])
                 continue
             deadline_s = order.until - plan.made_at
             job = eviction_hook_jobs.build_job(
@@ -363,7 +364,7 @@ class Executor:
 
     def _apply_hooks(self, results: Iterable[HookOutcome]) -> None:
         for outcome in results:
-            self._store.apply(outcomes.apply_hook, outcome)
+            self._store.apply(outcomes.apply_hook, outcome, config=self._config)
             self._metrics.observe_hook(outcome)
             self._decision_log.log_hook_outcome(outcome)
 

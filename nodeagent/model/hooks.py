@@ -50,3 +50,5 @@ class HookOutcome(NamedTuple):
     message: str
     """Exit code and the end of its output, the HTTP status, or why it did not run."""
     at: float
+    ordered_again: bool = False
+    """It was not started, because the state could not be saved: a later decision orders it again."""

@@ -4,7 +4,8 @@ Promises:
 
 1. Only the soft tier asks here. The hard tier neither runs a hook nor waits for one, also for a pod whose hook runs.
 2. A hook runs for the pod that would be evicted now, after every other check, and once in `repeatAfter` for one pod,
-   whatever it returns and however often the process dies: the state has the run and its token before it starts.
+   whatever it returns and however often the process dies: the state has the run and its token before it starts. If
+   that cannot be saved, it is not started, and neither of the two is kept.
 3. An eviction waits for it at most until its deadline and `LOST_S`. One hook runs at a time.
 4. While its result counts, the pod that it ran for stays the choice as long as its relief covers the deficit, so that
    no second pod is prepared for nothing.
@@ -86,13 +87,20 @@ def advance(state: HookState, *, now: float, config: Config) -> HookState:
     return state if runs == state.runs else HookState(runs)
 
 
-def apply_outcome(state: HookState, outcome: HookOutcome) -> HookState:
-    """The state after the end of a hook. An outcome without a running hook changes nothing."""
+def apply_outcome(
+    state: HookState, limit_state: RateLimitState, outcome: HookOutcome, *, config: Config
+) -> tuple[HookState, RateLimitState]:
+    """The state and the rate limits after the end of a hook. One that is ordered again leaves no run, and its token
+    returns. An outcome without a running hook changes nothing."""
     run = state.runs.get(outcome.pod_uid)
     if run is None or run.plan_id != outcome.plan_id or run.ended_at is not None:
-        return state
+        return state, limit_state
+    if outcome.ordered_again:
+        runs, limits = {uid: each for uid, each in state.runs.items() if each is not run}, config.rate_limits
+        after = rate_limits.return_tokens(limit_state, (rate_limits.HOOK,), now=outcome.at, limits=limits)
+        return HookState(runs), after
     ended = run._replace(ended_at=outcome.at, result=outcome.result, message=outcome.message)
-    return HookState({**state.runs, outcome.pod_uid: ended})
+    return HookState({**state.runs, outcome.pod_uid: ended}), limit_state
 
 
 def after_suspend(state: HookState, slept_s: float) -> HookState:

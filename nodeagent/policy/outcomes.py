@@ -109,9 +109,10 @@ def apply_reclaim(state: PolicyState, outcome: ReclaimOutcome) -> PolicyState:
     return state._replace(reclaims=reclaim.apply_outcome(state.reclaims, outcome))
 
 
-def apply_hook(state: PolicyState, outcome: HookOutcome) -> PolicyState:
+def apply_hook(state: PolicyState, outcome: HookOutcome, *, config: Config) -> PolicyState:
     """The state after the end of a hook."""
-    return state._replace(hooks=eviction_hook.apply_outcome(state.hooks, outcome))
+    after, limits = eviction_hook.apply_outcome(state.hooks, state.rate_limits, outcome, config=config)
+    return state._replace(hooks=after, rate_limits=limits)
 
 
 def apply_resize(state: PolicyState, outcome: ResizeOutcome, *, config: Config) -> PolicyState:

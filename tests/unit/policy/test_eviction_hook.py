@@ -48,10 +48,10 @@ class Node:
         return plan, order
 
     def end(
-        self, plan: Plan, order: HookOrder, at: float, result: HookResult = HookResult.DONE, text: str = ""
+        self, plan: Plan, order: HookOrder, at: float, result: HookResult = HookResult.DONE, text: str = "", **more: Any
     ) -> None:
-        outcome = HookOutcome(plan.id, order.pod_uid, result, text, NOW + at)
-        self.state = outcomes.apply_hook(self.state, outcome)
+        outcome = HookOutcome(plan.id, order.pod_uid, result, text, NOW + at, **more)
+        self.state = outcomes.apply_hook(self.state, outcome, config=self.config)
 
 
 def codes(plan: Plan) -> list[RefusalCode]:
@@ -110,6 +110,23 @@ def test_a_failed_hook_evicts_or_skips_as_configured(result: HookResult) -> None
                 Refusal(RefusalCode.HOOK_FAILED, f"hook before eviction {result} after 2s: exit code 3: token=s3cret"),
             )
             assert not after.hooks, "it is not tried again before repeatAfter"
+
+
+@pytest.mark.parametrize("hook", [HOOK, SKIP])
+def test_a_hook_that_did_not_run_is_ordered_again_with_its_token(hook: BeforeEvictionHook) -> None:
+    """The disk is full for a moment."""
+    node = Node(hook, hook_bucket=TokenBucket(1, 0.0))
+    plan, order = node.ordered()
+    node.end(plan._replace(id="t-99"), order, 1.0, HookResult.FAILED, ordered_again=True)
+    assert eviction_hook.is_running(node.state.hooks)
+    node.end(plan, order, 1.0, HookResult.FAILED, ordered_again=True)
+    assert node.state.hooks == HookState()
+    plan = node.decide(2)
+    [order] = plan.hooks
+    assert (names(plan), codes(plan)) == ([], [RefusalCode.WAITS_FOR_HOOK])
+    node.end(plan, order, 3.0)
+    after = node.decide(3.5)
+    assert (names(after), after.victims[0].hook) == (["fat"], "done after 1s")
 
 
 def test_a_skipped_pod_is_tried_again_after_repeat_after() -> None:

@@ -186,7 +186,7 @@ def test_a_hook_has_its_end_and_the_eviction_says_what_it_waited_for(tmp_path: P
     assert "\x1b" not in output
     found = recorded_decisions.find_decision(recorded_decisions.read_decisions(tmp_path), plan.id)
     assert explain.to_json(found)["hookOutcomes"][0]["result"] == "failed"
-    made.state = outcomes.apply_hook(made.state, outcome)
+    made.state = outcomes.apply_hook(made.state, outcome, config=made.config)
     after = made.decide(snapshot(view("fat", 3 * GI), available=low, at=NOW + 3))
     assert "shop/fat, before this eviction: failed after 1s" in explained(tmp_path, after.id)
 
