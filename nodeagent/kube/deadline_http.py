@@ -1,4 +1,4 @@
-"""Connections of `http.client` on which no read exceeds the deadline of its request.
+"""Connections of `http.client` on which nothing is sent and no read waits after the deadline of its request.
 
 A socket's own timeout restarts with every byte, so that a slow server could hold a thread without a limit. Here each
 read gets the rest of the request's time."""
@@ -6,9 +6,10 @@ read gets the rest of the request's time."""
 import io
 import socket
 import threading
-import time
 from http.client import HTTPResponse
 from typing import Any
+
+from nodeagent.runtime import clock
 
 
 class RequestLimits:
@@ -18,13 +19,21 @@ class RequestLimits:
 
     def __init__(self, *, deadline: float, idle_s: float) -> None:
         self.deadline = deadline
-        """On time.monotonic()."""
+        """CLOCK_BOOTTIME: a suspend counts."""
         self.idle_s = idle_s
         self.socket: socket.socket | None = None
         self.handed_over = False
         """True if bytes of the present try may have left this machine. False is certain: the socket was given none."""
         self.uncertain = False
         """True if an earlier try was handed over and got no answer: the server may have carried it out."""
+
+    def left_s(self) -> float:
+        """Seconds until the deadline. Raises TimeoutError after it."""
+        left_s = self.deadline - clock.boottime()
+        if left_s <= 0:
+            msg = "the request's deadline has passed"
+            raise TimeoutError(msg)
+        return left_s
 
 
 current = threading.local()
@@ -43,11 +52,7 @@ class DeadlineReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        left_s = self._limits.deadline - time.monotonic()
-        if left_s <= 0:
-            msg = "the request's deadline has passed"
-            raise TimeoutError(msg)
-        self._sock.settimeout(min(left_s, self._limits.idle_s))
+        self._sock.settimeout(min(self._limits.left_s(), self._limits.idle_s))
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
@@ -85,7 +90,9 @@ def with_deadline(connection: Any) -> Any:
             if self.sock is None and self.auto_open:
                 # `send` would connect as well, but a failure of `send` does not prove that nothing was sent.
                 self.connect()
-            current.limits.handed_over = True
+            limits: RequestLimits = current.limits
+            limits.left_s()  # connecting may take longer: a DNS look-up has no limit, each address has its own
+            limits.handed_over = True
             super().send(content)
 
         def send(self, data: Any) -> None:

@@ -3,8 +3,8 @@
 Promises:
 
 1. Every request has one deadline: connecting, sending, each header byte and each body byte count against it, so that a
-   half-open connection or a slow server cannot hold a worker. (A DNS look-up has no limit; an open connection needs
-   none.)
+   half-open connection or a slow server cannot hold a worker. A suspend counts. (A DNS look-up has no limit; an open
+   connection needs none.) Nothing is sent after the deadline, however long connecting has taken.
 2. Every body and every line of a stream has a size limit. A request is repeated only once, at once, and only if the
    server had closed a kept-alive connection or the credentials have been renewed.
 3. Every failure is an `ApiError` whose kind states what it means for a request that changes something. "Nothing was
@@ -42,7 +42,7 @@ from nodeagent.kube.line_stream import LineStream
 from nodeagent.kube.reachability import ApiReachability
 from nodeagent.kube.server_connection import ServerConnection
 from nodeagent.model import OutcomeKind
-from nodeagent.runtime import workers
+from nodeagent.runtime import clock, workers
 
 with kubernetes_client.without_unused_modules():
     import urllib3
@@ -134,7 +134,7 @@ class Transport:
         limits = self._limits(None)
         with _as_step("GET", path, limit_s=limits.idle_s):
             response = self._answer("GET", path, None, JSON, limits=limits, accept=JSON, user=user)
-        limits.deadline = time.monotonic() + total_s
+        limits.deadline = clock.boottime() + total_s
         limits.idle_s = idle_s
         stream = LineStream(response, limits)
         try:
@@ -175,7 +175,7 @@ class Transport:
 
     def _limits(self, timeout_s: float | None) -> RequestLimits:
         seconds = self.request_timeout_s if timeout_s is None else timeout_s
-        return RequestLimits(deadline=time.monotonic() + seconds, idle_s=seconds)
+        return RequestLimits(deadline=clock.boottime() + seconds, idle_s=seconds)
 
     def _answer(
         self,
@@ -237,7 +237,7 @@ class Transport:
             headers[impersonation.HEADER] = acts_as
         may_reconnect = True
         while True:
-            left_s = limits.deadline - time.monotonic()
+            left_s = limits.deadline - clock.boottime()
             if left_s <= 0:
                 if limits.uncertain:
                     raise api_errors.no_answer(TimeoutError())

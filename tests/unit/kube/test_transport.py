@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -180,6 +181,36 @@ def test_a_request_far_past_its_deadline_is_reported_as_stuck(tmp_path: Path) ->
         assert messages == ["stuck in GET /version for more than 45s"]
         assert not [each for each in workers.stuck_workers() if each.name == "request"]
     thread.join(20)
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_nothing_is_sent_after_the_deadline_however_long_connecting_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suspended: bool
+) -> None:
+    """A DNS look-up has no limit of its own; a suspend ends in it at any time."""
+    received: list[bytes] = []
+    look_up, read_clock, slept_s = socket.getaddrinfo, time.clock_gettime, [0.0]
+
+    def look_up_slowly(*args: Any, **kwargs: Any) -> list[Any]:
+        if suspended:
+            slept_s[0] = 3600.0
+        else:
+            time.sleep(0.6)
+        return look_up(*args, **kwargs)
+
+    def clock_gettime(which: int) -> float:
+        return read_clock(which) + (slept_s[0] if which == time.CLOCK_BOOTTIME else 0.0)
+
+    with RawServer(lambda connection, number: received.append(read_request(connection))) as server:
+        transport = transport_to(server, tmp_path, timeout_s=5.0 if suspended else 0.3)
+        monkeypatch.setattr(socket, "getaddrinfo", look_up_slowly)
+        monkeypatch.setattr(time, "clock_gettime", clock_gettime)
+        error = failure(lambda: transport.request("POST", "/api/v1/namespaces/a/pods/p/eviction", body=b"{}"))
+        assert (error.kind, error.message) == (OutcomeKind.UNREACHABLE, f"cannot connect to {server.url}: timed out")
+        deadline = time.monotonic() + 20
+        while not received and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert received == [b""]
 
 
 @pytest.mark.parametrize("what", ["headers", "body"])
