@@ -299,7 +299,7 @@ class EvictionRequests:
             found = _decoded(self._transport.request("GET", named, timeout_s=self._left_s(creation)).body)
         except ApiError as error:
             # There is one, which may be an open one of this agent.
-            error.uncertain = error.status != 404
+            error.uncertain = not (error.status == 404 and error.from_api)
             raise
         if not _is_own(found, pod.uid):
             raise conflict
@@ -317,7 +317,7 @@ class EvictionRequests:
         try:
             found = _decoded(self._transport.request("GET", _path(order)).body)
         except ApiError as error:
-            if error.status != 404:
+            if error.status != 404 or not error.from_api:
                 raise
             self._end(followed, OutcomeKind.REQUEST_FAILED, "the EvictionRequest does not exist any more")
             return ""

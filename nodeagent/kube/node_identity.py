@@ -147,7 +147,7 @@ def _exists(transport: "Transport", name: str) -> bool:
     try:
         transport.request("GET", f"/api/v1/nodes/{name}")
     except ApiError as error:
-        if error.kind is OutcomeKind.NOT_FOUND:
+        if error.kind is OutcomeKind.NOT_FOUND and error.from_api:
             return False
         raise
     return True

@@ -70,6 +70,11 @@ class ServerConnection:
         return str(self._configuration.host).rstrip("/")
 
     @property
+    def path_prefix(self) -> str:
+        """The path of that URL, without a slash at its end: a proxy with several clusters chooses by it."""
+        return (urllib3.util.parse_url(self.server).path or "").rstrip("/")
+
+    @property
     def light(self) -> bool:
         """True if the official package's parents were not executed (`kubernetes_client`)."""
         return self._client.light

@@ -248,7 +248,7 @@ class Transport:
             try:
                 response = self._connection.http_pool().urlopen(
                     method,
-                    "/" + path.lstrip("/"),
+                    f"{self._connection.path_prefix}/{path.lstrip('/')}",
                     body=body,
                     headers=headers,
                     timeout=urllib3.Timeout(connect=min(left_s, CONNECT_TIMEOUT_S), read=left_s),

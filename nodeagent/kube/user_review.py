@@ -34,7 +34,7 @@ def fetch_user(transport: "Transport") -> User:
         path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
         info = decode(transport.request("POST", path, body=body).body, objects.SelfSubjectReview).status.user_info
     except ApiError as error:
-        if error.kind in (OutcomeKind.FORBIDDEN, OutcomeKind.NOT_FOUND, OutcomeKind.INVALID):
+        if error.from_api and error.kind in (OutcomeKind.FORBIDDEN, OutcomeKind.NOT_FOUND, OutcomeKind.INVALID):
             # Servers before 1.28 do not have it. NodeRestriction limits node credentials all the same.
             return User()
         raise

@@ -234,13 +234,17 @@ def test_an_answer_without_the_object_proves_nothing(requesting: Requesting, cho
     assert requesting.make(chosen).kind is OutcomeKind.REQUEST_UNCERTAIN
 
 
-@pytest.mark.parametrize("status", [403, 503])
+@pytest.mark.parametrize("status", [403, 404, 503])
 def test_an_object_of_its_name_that_cannot_be_read_may_be_an_open_request(
     requesting: Requesting, chosen: Victim, status: int
 ) -> None:
     requesting.make(chosen)
-    requesting.api.instead = failing(status, "GET")
+    requesting.follow(chosen)
+    not_served = answering(double.not_served(), "GET")  # as a proxy's: no Status
+    requesting.api.instead = not_served if status == 404 else failing(status, "GET")
     assert requesting.make(chosen, "plan-2").kind is OutcomeKind.REQUEST_UNCERTAIN
+    time.sleep(0.3)
+    assert requesting.worker.take() == ()
 
 
 def test_a_request_that_waited_too_long_is_never_sent(api: ApiServer, tmp_path: Path) -> None:

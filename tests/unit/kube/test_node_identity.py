@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.config.schema import ClusterIdentity
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_identity import Identity, IdentityError, confirm_identity, host_addresses, local_name
 from nodeagent.kube.transport import Transport, connect
-from tests.fake_kube import ApiServer, node_object
+from tests.fake_kube import Answer, ApiServer, node_object
 
 
 @pytest.fixture
@@ -52,6 +53,16 @@ def test_a_configured_name_is_confirmed(transport: Transport) -> None:
 def test_a_configured_name_without_a_node_is_not_replaced_by_a_guess(transport: Transport) -> None:
     with pytest.raises(IdentityError, match="no such Node"):
         confirm_identity(transport, Identity("node-9", "--node-name"), addresses=here("10.0.0.1"))
+
+
+@pytest.mark.parametrize("path", ["selfsubjectreviews", "/api/v1/nodes/node-1"])
+def test_a_404_that_is_not_the_api_servers_is_no_answer(api: ApiServer, transport: Transport, path: str) -> None:
+    """A proxy in front of the API server knows neither the user nor the Node."""
+    api.instead = lambda request: (
+        Answer(404, b"404 page not found\n", "text/plain; charset=utf-8") if request.path.endswith(path) else None
+    )
+    with pytest.raises(ApiError, match="404"):
+        confirm_identity(transport, Identity("node-1", "--node-name"), addresses=here())
 
 
 def test_a_host_without_a_node_of_its_name_is_found_by_address(transport: Transport) -> None:

@@ -155,6 +155,28 @@ def test_a_request_arrives_in_one_piece(tmp_path: Path) -> None:
     assert all(piece.startswith(b"POST /api/v1/") and piece.endswith(body) for piece in pieces)
 
 
+@pytest.mark.parametrize("prefix", ["", "/", "/k8s/clusters/c-m-1", "/k8s/clusters/c-m-1/"])
+def test_every_request_has_the_path_of_the_kubeconfigs_server_in_front(tmp_path: Path, prefix: str) -> None:
+    """As those of kubectl: Rancher and other proxies choose the cluster by it."""
+    targets: list[str] = []
+
+    def answer(connection: socket.socket, number: int) -> None:
+        while request := read_request(connection):
+            targets.append(request.split()[1].decode())
+            connection.sendall(response(b"{}"))
+
+    with RawServer(answer) as server:
+        path = server.kubeconfig(tmp_path / "kubeconfig")
+        path.write_text(path.read_text().replace(server.url, server.url + prefix))
+        transport = connect(find_credentials(str(path)))
+        transport.request("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1")
+        with transport.stream("/api/v1/pods?watch=1", idle_s=5.0, total_s=5.0) as stream:
+            list(stream.lines())
+        transport.prewarm(1)
+    expected = ["/api/v1/pods?fieldSelector=spec.nodeName%3Dn1", "/api/v1/pods?watch=1", "/version"]
+    assert targets == [prefix.rstrip("/") + target for target in expected]
+
+
 def test_a_closed_port_is_unreachable(tmp_path: Path) -> None:
     with RawServer(lambda connection, number: None) as server:
         transport = transport_to(server, tmp_path)
