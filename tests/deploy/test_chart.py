@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -24,6 +25,7 @@ DISTRIBUTIONS = ("kubeadm", "k3s", "rke2", "talos", "openshift", "eks", "gke", "
 VERSIONS = ("1.34", "1.35", "1.36")
 Objects = dict[tuple[str, str], dict[str, Any]]
 Render = Callable[..., Objects]
+Kustomize = tuple[str, ...]
 GOPATH = Path("/usr/share/gocode")
 needs_go = pytest.mark.skipif(
     shutil.which("go") is None or not (GOPATH / "src/github.com/Masterminds/sprig").is_dir(),
@@ -99,6 +101,19 @@ def bare(objects: Objects) -> Objects:
 
 def manifest() -> Objects:
     return by_name(list(yaml.safe_load_all(DAEMONSET.read_text("utf-8"))))
+
+
+def accounts(objects: Objects) -> set[str]:
+    """The users that get a right."""
+    subjects = [each for made in objects.values() for each in made.get("subjects", ())]
+    assert {(each["kind"], each["apiGroup"]) for each in subjects} == {("User", "rbac.authorization.k8s.io")}
+    return {each["name"] for each in subjects}
+
+
+def limited(objects: Objects) -> set[str]:
+    """The users that a policy limits."""
+    found = re.findall(r'"(system:serviceaccount:[^"]+:[^"]+)"', yaml.safe_dump(list(objects.values()), width=1000))
+    return set(found)
 
 
 def agent_pod(objects: Objects) -> dict[str, Any]:
@@ -258,8 +273,7 @@ def test_another_namespace_is_the_one_of_every_object_and_of_every_policy(render
     assert "system:serviceaccount:ops:nodeagent" in text
     assert "system:serviceaccount:nodeagent:" not in text
     assert {each["metadata"]["namespace"] for each in objects.values() if "namespace" in each["metadata"]} == {"ops"}
-    [subject] = objects["ClusterRoleBinding", "nodeagent"]["subjects"]
-    assert subject["namespace"] == "ops"
+    assert accounts(objects) == {"system:serviceaccount:ops:nodeagent"}
 
 
 @needs_go
@@ -299,49 +313,58 @@ def test_a_wrong_value_fails_the_installation(values: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="session")
-def kustomize(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The real program: of the system, or of `.ci/newer_debian`."""
+def kustomize() -> Kustomize:
+    """The real program: of the system, of `.ci/newer_debian`, or in kubectl."""
     found = shutil.which("kustomize") or shutil.which("kustomize", path=str(REPOSITORY / "build/newer-debian/usr/bin"))
-    if found is None:
-        pytest.skip("needs kustomize 5 (Debian 13; `.ci/newer_debian build/newer-debian kustomize`)")
-    return found
+    if found is not None:
+        return found, "build"
+    kubectl = shutil.which("kubectl")
+    if kubectl is not None:
+        asked = [kubectl, "version", "--client", "--output=json"]
+        version = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
+        if json.loads(version).get("kustomizeVersion", "").startswith("v5."):
+            return kubectl, "kustomize"
+    pytest.skip("needs kustomize 5 (Debian 13; `.ci/newer_debian build/newer-debian kustomize`)")
 
 
-def built(kustomize: str, directory: Path) -> Objects:
-    done = subprocess.run([kustomize, "build", str(directory)], capture_output=True, text=True, timeout=60, check=False)
+def built(kustomize: Kustomize, directory: Path) -> Objects:
+    done = subprocess.run([*kustomize, str(directory)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return by_name(list(yaml.safe_load_all(done.stdout)))
 
 
-def with_components(kustomize: str, directory: Path, *names: str) -> Objects:
-    """The base with these components, as an overlay of a user."""
+def with_components(kustomize: Kustomize, directory: Path, *names: str, **more: Any) -> Objects:
+    """The base with these components, as an overlay of a user, which has more keys."""
     shutil.copytree(REPOSITORY / "kustomize", directory / "kustomize")
     overlay = directory / "kustomize" / "overlays" / "mine"
     overlay.mkdir()
     components = [f"../../components/{name}" for name in names]
-    (overlay / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["../../base"], "components": components}))
+    keys = {"resources": ["../../base"], "components": components, **more}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(keys))
     return built(kustomize, overlay)
 
 
-def test_the_base_renders_the_manifest(kustomize: str) -> None:
+def test_the_base_renders_the_manifest(kustomize: Kustomize) -> None:
     assert built(kustomize, REPOSITORY / "kustomize" / "base") == manifest()
 
 
 @pytest.mark.parametrize("mode", ["dry-run", "enforce"])
-def test_the_mode_is_a_component(kustomize: str, tmp_path: Path, mode: str) -> None:
+def test_the_mode_is_a_component(kustomize: Kustomize, tmp_path: Path, mode: str) -> None:
     objects = with_components(kustomize, tmp_path, mode)
     variables = {each["name"]: each for each in agent_pod(objects)["containers"][0]["env"]}
     assert variables["NODEAGENT_MODE"]["value"] == mode
     assert "valueFrom" in variables["NODE_NAME"]
 
 
-def test_the_brake_component_is_the_patch_of_the_examples(kustomize: str, tmp_path: Path) -> None:
+def test_the_brake_component_is_the_patch_of_the_examples(kustomize: Kustomize, tmp_path: Path) -> None:
     assert sorted_mounts(agent_pod(with_components(kustomize, tmp_path, "brake"))) == sorted_mounts(
         with_brake()["spec"]["template"]["spec"]
     )
 
 
-def test_the_component_for_a_user_without_rights_is_the_patch_of_the_examples(kustomize: str, tmp_path: Path) -> None:
+def test_the_component_for_a_user_without_rights_is_the_patch_of_the_examples(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
     pod = agent_pod(with_components(kustomize, tmp_path, "non-root"))
     wanted = as_non_root()["spec"]["template"]["spec"]
     assert sorted_mounts(pod) == sorted_mounts(wanted)
@@ -361,7 +384,7 @@ def sorted_mounts(pod: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_all_components_go_together(kustomize: str, tmp_path: Path) -> None:
+def test_all_components_go_together(kustomize: Kustomize, tmp_path: Path) -> None:
     objects = with_components(
         kustomize,
         tmp_path,
@@ -380,9 +403,43 @@ def test_all_components_go_together(kustomize: str, tmp_path: Path) -> None:
     )
 
 
+RIGHTS = ("leases", "replacements", "node-fit", "eviction-request", "resize", "kubernetes-1.35")
+"""The components with rights."""
+
+
+@pytest.mark.parametrize("change", [{"namespace": "ops"}, {"namePrefix": "our-"}], ids=lambda each: next(iter(each)))
+def test_an_account_that_the_policies_do_not_limit_has_no_right(
+    kustomize: Kustomize, tmp_path: Path, change: dict[str, str]
+) -> None:
+    """kustomize changes the account, and no expression of a policy."""
+    objects = with_components(kustomize, tmp_path, *RIGHTS, **change)
+    [account] = [each["metadata"] for each in objects.values() if each["kind"] == "ServiceAccount"]
+    assert f"system:serviceaccount:{account['namespace']}:{account['name']}" not in accounts(objects)
+    assert accounts(objects) == limited(objects)
+
+
+def test_with_the_transformer_another_namespace_is_that_of_every_binding_and_of_every_policy(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    objects = with_components(
+        kustomize,
+        tmp_path,
+        *RIGHTS,
+        namespace="ops",
+        transformers=["../../transformers/namespace"],
+    )
+    assert accounts(objects) == limited(objects) == {"system:serviceaccount:ops:nodeagent"}
+    before = with_components(kustomize, tmp_path / "before", *RIGHTS)
+    for name, made in before.items():
+        part = "subjects" if "subjects" in made else "spec"
+        if made["kind"] in ("ClusterRoleBinding", *chart.POLICIES):
+            moved = yaml.safe_dump(made[part]).replace("serviceaccount:nodeagent:", "serviceaccount:ops:")
+            assert objects[name][part] == yaml.safe_load(moved)
+
+
 @pytest.mark.parametrize("overlay", ["dry-run", "brake"])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_each_overlay_matches_the_published_schemas(kustomize: str, overlay: str, version: str) -> None:
+def test_each_overlay_matches_the_published_schemas(kustomize: Kustomize, overlay: str, version: str) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
     objects = built(kustomize, REPOSITORY / "kustomize" / "overlays" / overlay)
     for each in objects.values():

@@ -148,7 +148,8 @@ def test_every_name_that_one_document_gives_another_exists() -> None:
     binding, spec = document_of("ClusterRoleBinding"), pod_spec()
     account = spec["serviceAccountName"]
     assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in made
-    assert [(s["kind"], s["name"]) for s in binding["subjects"]] == [("ServiceAccount", account)]
+    user = f"system:serviceaccount:{document_of('Namespace')['metadata']['name']}:{account}"
+    assert binding["subjects"] == [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}]
     assert ("ServiceAccount", account) in made
     assert {("ConfigMap", v["configMap"]["name"]) for v in spec["volumes"] if "configMap" in v} <= made
     bound = {d["spec"]["policyName"] for d in documents() if d["kind"] == "ValidatingAdmissionPolicyBinding"}

@@ -153,8 +153,6 @@ class Installation:
             metadata["namespace"] = ours
         else:
             metadata["name"] = f"{ours}-{metadata['name']}"
-        for subject in document.get("subjects", ()):
-            subject["namespace"] = ours
         if document.get("roleRef", {}).get("kind") == "ClusterRole":
             document["roleRef"]["name"] = f"{ours}-{document['roleRef']['name']}"
         if "policyName" in document.get("spec", {}):

@@ -198,9 +198,9 @@ def _rbac_decides(api: "ApiServer", user: str, asked: Attributes) -> Decision:
         if _covers(rule, asked):
             kind = "RoleBinding" if "namespace" in binding["metadata"] else "ClusterRoleBinding"
             name, role = binding["metadata"]["name"], binding["roleRef"]
-            account = "/".join(reversed(user.split(":")[2:]))
+            subject = next(_shown(each) for each in binding["subjects"] if _user_of(each) == user)
             shown = f'{kind} "{name}' + (f'/{asked.namespace}"' if kind == "RoleBinding" else '"')
-            reason = f'RBAC: allowed by {shown} of {role["kind"]} "{role["name"]}" to ServiceAccount "{account}"'
+            reason = f'RBAC: allowed by {shown} of {role["kind"]} "{role["name"]}" to {subject}'
             return Decision(True, reason)
     return Decision(False)
 
@@ -216,9 +216,20 @@ def rules_of(api: "ApiServer", user: str, namespace: str) -> list[tuple[Json, Js
     return [
         (binding, rule)
         for kind, where, binding in bindings
-        if user in (f"{ACCOUNT_USER}{s['namespace']}:{s['name']}" for s in binding["subjects"] if "namespace" in s)
+        if user in map(_user_of, binding["subjects"])
         for rule in api.store.objects[kind][where, binding["roleRef"]["name"]]["rules"]
     ]
+
+
+def _user_of(subject: Json) -> str:
+    """Whom a subject names (appliesToUser): a service account by its namespace and name, or a user. No groups here."""
+    return f"{ACCOUNT_USER}{subject['namespace']}:{subject['name']}" if "namespace" in subject else subject["name"]
+
+
+def _shown(subject: Json) -> str:
+    """describeSubject of the same file."""
+    where = f"/{subject['namespace']}" if "namespace" in subject else ""
+    return f'{subject["kind"]} "{subject["name"]}{where}"'
 
 
 def _covers(rule: Json, asked: Attributes) -> bool:
