@@ -8,7 +8,8 @@ Promises:
 3. The number of open descriptors is bounded (`_FD_SHARE` of the process's limit, at most `_MAX_FDS`). A descriptor is
    closed when its cgroup is removed, and all of them by `close`.
 4. The host layout (hierarchies, kubepods, file systems) is detected again every `_LAYOUT_S`, every `_NO_KUBEPODS_S`
-   while there is no kubepods, and at once if the pods could not be listed.
+   while there is no kubepods, soon if file systems are unknown because one did not answer, and at once if the pods
+   could not be listed.
 
 Not thread-safe: one owner.
 """
@@ -21,6 +22,7 @@ from typing import Final, NamedTuple
 from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import (
     CgroupUsage,
+    DiskLayout,
     NodeSnapshot,
     Note,
     NoteKind,
@@ -292,17 +294,7 @@ class Sampler:
             return before
         hierarchy = cgroups.detect_hierarchy(self._host)
         kubepods, no_kubepods = cgroups.find_kubepods(self._host, hierarchy, cgroup_root=self._config.cgroup_root)
-        no_threads: list[str] = []
-
-        def statvfs(path: str) -> FileSystem:
-            try:
-                return self._statvfs(path)
-            except Unreadable as error:
-                if error.errno == errno.EAGAIN:
-                    no_threads.append(path)
-                raise
-
-        layout = filesystems.detect_layout(self._host, self._config, statvfs)
+        layout, retry_s = self._detect_filesystems()
         if before is None or (before.hierarchy, before.kubepods) != (hierarchy, kubepods):
             self._files.close()
             self._close_own_limits()
@@ -318,11 +310,31 @@ class Sampler:
             layout=layout,
             stall_files=psi.stall_files(self._host, hierarchy, kubepods),
             notes=notes,
-            # Without a PID for its thread, statvfs failed and the file systems are wrong: detected again soon.
-            detected_at=now - max(0.0, _LAYOUT_S - _NO_KUBEPODS_S) if no_threads else now,
+            detected_at=now - max(0.0, _LAYOUT_S - retry_s),
             page_cache_blocked=page_cache.reclaim_blocked(self._host, hierarchy, kubepods),
         )
         return self._layout
+
+    def _detect_filesystems(self) -> tuple[filesystems.Layout, float]:
+        """The layout, and after which time to detect it again. A known one stays while a file system does not answer: a
+        busy disk or a missing PID shows nothing about what is mounted. An unknown one is detected again soon."""
+        unanswered: list[int | None] = []
+
+        def statvfs(path: str) -> FileSystem:
+            try:
+                return self._statvfs(path)
+            except Unreadable as error:
+                if error.errno in (errno.EAGAIN, errno.ETIMEDOUT):
+                    unanswered.append(error.errno)
+                raise
+
+        layout = filesystems.detect_layout(self._host, self._config, statvfs)
+        if not unanswered or layout.kind is not DiskLayout.UNKNOWN:
+            return layout, _LAYOUT_S
+        if self._layout is not None and self._layout.layout.kind is not DiskLayout.UNKNOWN:
+            return self._layout.layout, _LAYOUT_S
+        # A timeout takes up to 0.2 s of the loop, so a detection with five of them is repeated after 5 s.
+        return layout, _NO_KUBEPODS_S * max(1, unanswered.count(errno.ETIMEDOUT))
 
     def _pod_cache(self, hierarchy: cgroups.Hierarchy, kubepods: cgroups.Kubepods) -> PodCache:
         return PodCache(

@@ -1,13 +1,17 @@
 """The sampler: when it detects the layout of the host again, and how it combines its parts."""
 
+import errno
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from nodeagent.config.schema import SamplingConfig
-from nodeagent.model import Pod, PodSource, PodUsage, PodView, Signal
-from nodeagent.sampling.hostfs.host import open_host
+from nodeagent.model import DiskLayout, Pod, PodSource, PodUsage, PodView, Signal
+from nodeagent.sampling.hostfs.host import FileSystem, Unreadable, open_host
+from nodeagent.sampling.hostfs.statvfs_timeout import StatvfsWithTimeout
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.snapshot import SnapshotParts, assemble_snapshot
 from tests.support.trees import GI, MI, Node, TreePod, write_node
@@ -101,3 +105,58 @@ def test_a_detection_of_the_same_layout_keeps_descriptors_and_readings(tmp_path:
         after = sampler.sample(fresh=False)
         assert sampler.host_layout() == layout._replace(detected_at=now)
         assert after.pods[0].usage is before.pods[0].usage
+
+
+@pytest.mark.parametrize("error", [errno.EAGAIN, errno.ETIMEDOUT])
+def test_a_detection_without_an_answer_keeps_the_known_file_systems(tmp_path: Path, error: int) -> None:
+    host, answers, now = open_host(write_node(tmp_path, Node())), True, 1000.0
+
+    def statvfs(path: str) -> FileSystem:
+        if not answers:
+            raise Unreadable(path, error, "no answer")
+        return host.statvfs(path)
+
+    with Sampler(host, SamplingConfig(), node_name="n", boottime=lambda: now, statvfs=statvfs) as sampler:
+        before, notes = sampler.host_layout().layout, sampler.sample().notes
+        answers, now = False, now + 60.0
+        snapshot = sampler.sample()
+        assert sampler.host_layout().layout is before
+        assert (snapshot.layout, snapshot.notes) == (DiskLayout.SINGLE, notes)
+        assert snapshot.observations[Signal.NODEFS].available is None
+
+
+@pytest.mark.parametrize("error", [errno.ENOENT, errno.EIO])
+def test_a_detection_finds_that_a_store_is_gone(tmp_path: Path, error: int) -> None:
+    host, answers, now = open_host(write_node(tmp_path, Node())), True, 1000.0
+
+    def statvfs(path: str) -> FileSystem:
+        if not answers and "containerd" in path:
+            raise Unreadable(path, error, "gone")
+        return host.statvfs(path)
+
+    with Sampler(host, SamplingConfig(), node_name="n", boottime=lambda: now, statvfs=statvfs) as sampler:
+        assert sampler.sample().layout is DiskLayout.SINGLE
+        answers, now = False, now + 60.0
+        assert sampler.sample().layout is DiskLayout.UNKNOWN
+
+
+def test_file_systems_that_were_too_slow_at_the_start_are_known_seconds_later(tmp_path: Path) -> None:
+    host, now = open_host(write_node(tmp_path, Node())), 1000.0
+    busy = threading.Event()
+
+    def slow(path: str) -> FileSystem:
+        if not busy.is_set():
+            busy.wait(10.0)
+        return host.statvfs(path)
+
+    statvfs = StatvfsWithTimeout(slow, deadline_s=0.02)
+    with Sampler(host, SamplingConfig(), node_name="n", boottime=lambda: now, statvfs=statvfs) as sampler:
+        assert sampler.sample().layout is DiskLayout.UNKNOWN
+        busy.set()
+        while statvfs.hanging:
+            time.sleep(0.001)
+        now += 0.9
+        assert sampler.sample().layout is DiskLayout.UNKNOWN, "a detection with timeouts is not repeated at once"
+        now += 9.0
+        assert sampler.sample().layout is DiskLayout.SINGLE
+    statvfs.close()
