@@ -5,7 +5,8 @@
 1. A number is never more than what is on disk. An unfinished tree counts with its entries so far, because the largest
    pod may be the one that cannot be counted in time; `PodDisk.unknown` lists it.
 2. The next call continues an unfinished walk. Until the walk ends, the path counts with its last complete usage, if
-   that is at most `_USAGE_MAX_AGE_S` old. `PodDisk.read_at` is the age of the oldest part.
+   that is at most `_USAGE_MAX_AGE_S` old; also if the walk ended without a part that it could not read.
+   `PodDisk.read_at` is the age of the oldest part.
 3. Memory and descriptors are bounded: see the constants.
 """
 
@@ -173,17 +174,26 @@ class PodDiskMeter:
                 self._paused[path] = walk
 
     def _use_earlier(self, found: PodPaths, usages: dict[PodPath, PathUsage], count: CountMode) -> None:
-        """Give each unfinished path its last complete usage, unless this walk has already counted more."""
+        """Give each path that was not counted to its end its last complete usage, unless more was counted now."""
         oldest = time.clock_gettime(time.CLOCK_BOOTTIME) - _USAGE_MAX_AGE_S
+
+        def counted(usage: PathUsage) -> tuple[int, int]:
+            return 0 if count is CountMode.INODES else usage.bytes or 0, usage.inodes or 0
+
         for path in found.paths:
             now, before = usages.get(path), self._complete_usages.get(path)
-            if now is not None and path not in self._paused:
-                self._complete_usages[path] = now
-                continue
-            if before is None or before.read_at < oldest or (count is not CountMode.INODES and before.bytes is None):
-                continue
-            if now is None or (before.bytes or 0, before.inodes or 0) >= (now.bytes or 0, now.inodes or 0):
+            ended = now is not None and path not in self._paused
+            usable = (
+                before is not None
+                and before.read_at >= oldest
+                and (count is CountMode.INODES or before.bytes is not None)
+                and (now is None or counted(before) >= counted(now))
+                and (now is None or not ended or (now.reason != "" and not before.reason))
+            )
+            if before is not None and usable:
                 usages[path] = before
+            elif now is not None and ended:
+                self._complete_usages[path] = now
 
     def _order(self, path: PodPath) -> float:
         """Unfinished walks first, then paths never measured, then the oldest: no path waits for ever, even if the time

@@ -3,7 +3,7 @@
 Promises:
 
 1. Nothing outside the tree is opened or counted, whatever its owner changes during the walk. A step down opens one name
-   relative to an open descriptor with O_NOFOLLOW. A step up must lead to the same directory (device and inode) that the
+   relative to an open descriptor with O_NOFOLLOW. A return must lead to the same directory (device and inode) that the
    walk came from. Mount points are not crossed, including bind mounts of the same device.
 2. Bytes are `st_blocks * 512`. Each entry counts one inode, the root as well. A file with several links counts once.
 3. Memory and open descriptors do not grow with the tree: see the constants below.
@@ -12,7 +12,9 @@ Promises:
 
 Theory of operation. A stack of frames, one for each directory on the way down, replaces recursion. A directory is read
 in chunks, with one `statx` for each entry. The subdirectories of a chunk are walked before the next chunk is read. Only
-the deepest `_MAX_OPEN_FRAMES` directories stay open; a closed parent is opened again through its child's `..`.
+the root and the deepest of `_MAX_OPEN_FRAMES` directories stay open; a closed parent is opened again through its
+child's `..`. If the owner has moved or removed that child, it is opened from the root by the names on the way down, so
+that the walk loses only directories that are no longer there.
 
 `statx` reads entries in batches, `walk_cache` lets a second walk skip the unchanged directories, and `seen_inodes`
 recognizes files with several links. `python -m benchmarks.walk` compares a walk with `du`.
@@ -49,6 +51,7 @@ _ENCODING: Final = sys.getfilesystemencoding()
 _ENCODE_ERRORS: Final = sys.getfilesystemencodeerrors()
 # Errors for an entry that was removed or replaced after its name was read.
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
+_MOVED: Final = "moved during the walk"
 
 
 class CountMode(enum.Enum):
@@ -222,7 +225,7 @@ class TreeWalk:
             self._frames.append(child)
             self._open += 1
             if self._open > _MAX_OPEN_FRAMES:
-                self._park(self._frames[-self._open])
+                self._park(self._frames[1 - self._open])  # the first after the root, which stays open
             return
         if self._caching:
             self._cache_child(frame, child)
@@ -290,36 +293,46 @@ class TreeWalk:
             parent = self._frames[-1]
             if self._caching:
                 self._cache_child(parent, frame)
-            if parent.fd < 0:
-                self._reopen(parent, frame)
+            if parent.fd < 0 and self._reopen(parent, b"..", frame):
+                self._return_from_root()
         else:
             self._complete = True
             if self._caching:
                 self._root_record = self._make_record(frame)
         self._close_frame(frame)
 
-    def _reopen(self, parent: Frame, child: Frame) -> None:
-        """Open the parent through `..`, if it is the same directory as before: the owner of the tree may have moved the
-        child elsewhere."""
-        if child.fd >= 0:
-            try:
-                fd = os.open("..", _OPEN, dir_fd=child.fd)
-            except OSError as error:
-                self._count_error(parent, error)
-            else:
-                known = self._statx.read_directory(fd)
-                _, inode, _, _, _, device = self._statx.directory(0)
-                if known and inode == parent.inode and device == self._device:
-                    parent.fd = fd
-                    self._open += 1
-                    return
-                os.close(fd)
-        if parent.pending:
-            self._count_unknown(parent, "moved during the walk", len(parent.pending))
-        self._set_aside -= parent.set_aside
-        parent.set_aside = 0
-        parent.pending.clear()
-        parent.cacheable = False
+    def _reopen(self, closed: Frame, name: bytes, near: Frame) -> str:
+        """Open a closed directory by its name in an open one. Returns why that failed, also if the name now leads to
+        another directory; empty if it is open."""
+        try:
+            fd = os.open(name, _OPEN, dir_fd=near.fd)
+        except OSError as error:
+            return _MOVED if error.errno in _GONE else error.strerror or str(error)
+        known = self._statx.read_directory(fd)
+        mount_point, inode, _, _, _, device = self._statx.directory(0)
+        if not known or mount_point or inode != closed.inode or device != self._device:
+            os.close(fd)
+            return _MOVED
+        closed.fd = fd
+        self._open += 1
+        return ""
+
+    def _return_from_root(self) -> None:
+        """Open the last frame from the root, or the deepest one that is still there; the rest is lost."""
+        frames = self._frames
+        self._entries += len(frames)
+        for depth in range(1, len(frames)):
+            above = frames[depth - 1]
+            reason = self._reopen(frames[depth], frames[depth].name, above)
+            if reason:
+                for lost in frames[depth:]:
+                    self._set_aside -= lost.set_aside
+                    if lost.pending:
+                        self._count_unknown(lost, reason, len(lost.pending))
+                del frames[depth:]
+                return
+            if depth > 1:
+                self._close_frame(above)
 
     def _close_frame(self, frame: Frame) -> None:
         if frame.entries is not None:
