@@ -153,8 +153,7 @@ class Node:
         (memory,) = [each for each in plan.conditions if each.type is ConditionType.MEMORY_PRESSURE]
         if memory.status is not self.status:
             self.change_condition(memory.status)
-        soft = any(refusal.code.wants_slot for refusal in plan.refusals)
-        if self.slots is not None and (plan.victims or soft):
+        if self.slots is not None and plan.wants_slot:
             self.slots.want()
             self.step_slots()
         for victim in plan.victims:

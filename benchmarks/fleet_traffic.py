@@ -150,7 +150,7 @@ def episode() -> Traffic:
             session.pods().pods[0], "", Threshold(Signal.MEMORY, Amount(1, None, "1"), 30.0), Tier.SOFT, Method.EVICT,
             1.0, "The node was low on resource: memory. ", {}, None,
         )  # fmt: skip
-        session.announce(Plan("b-1", 0.0, 0.0, (), (), victims=(victim,)))
+        session.announce(Plan("b-1", 0.0, 0.0, (), (), victims=(victim,), soft_eviction_in_flight=True))
         until(lambda: session.soft_tier_block() is None)
         session.evict("b-1", victim)
         until(session.outcomes)

@@ -44,7 +44,6 @@ from nodeagent.model import (
     Refusal,
     ResizeOrder,
     ResizeOutcome,
-    Tier,
     Victim,
 )
 from nodeagent.runtime import clock, workers
@@ -154,8 +153,7 @@ class ClusterSession:
         writers = self._opened.writers
         if writers is None:
             return
-        soft = any(victim.tier is Tier.SOFT and not victim.limit for victim in plan.victims)
-        if writers.slots is not None and (soft or any(refusal.code.wants_slot for refusal in plan.refusals)):
+        if writers.slots is not None and plan.wants_slot:
             writers.slots.want()
         self._events.emit_plan(plan, writers.events)
 

@@ -1,9 +1,9 @@
 """Eviction slots: the few nodes of a zone that may evict softly at once, so that one bad release cannot empty a fleet.
 
 Theory of operation. There are K Leases `nodeagent-evictions-ZONE-0` to `K-1`; the holder of one may evict. `want` means
-that the soft tier would act now. The worker then acquires a slot, renews it while it is wanted, and releases it
-`SLOT_KEEP_S` after the last `want`. Every write carries the resourceVersion that the decision was based on: if two
-agents write the same Lease, the server refuses one (409).
+that the soft tier would act now, or that a pod which it has evicted is not gone yet. The worker then acquires a slot,
+renews it while it is wanted, and releases it `SLOT_KEEP_S` after the last `want`. Every write carries the
+resourceVersion that the decision was based on: if two agents write the same Lease, the server refuses one (409).
 
     the Lease does not exist           create it with this node as holder
     no holder, or this node            acquire it
@@ -121,7 +121,7 @@ class EvictionSlots:
         workers.start(self._thread)
 
     def want(self) -> None:
-        """The soft tier would evict now. Call this as long as it would."""
+        """The soft tier would evict now, or has evicted a pod that is not gone yet. Call this as long as that is so."""
         with self._changed:
             now = self._clock()
             if self._slot is None and not self._wanted():

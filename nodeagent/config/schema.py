@@ -397,8 +397,9 @@ class ConditionsConfig(NamedTuple):
 
 class FleetConfig(NamedTuple):
     max_concurrent_evictions: Annotated[int, Range(0, 1000)] = 0
-    """Soft tier: number of eviction slots (Leases) of the node's zone. An agent takes one before it evicts, so that one
-    bad release cannot make all nodes evict at once. 0: no limit. Hard evictions never wait for a slot."""
+    """Soft tier: number of eviction slots (Leases) of the node's zone. An agent takes one before it evicts and
+    keeps it until the pod is gone, so that one bad release cannot make all nodes evict at once. 0: no limit. Hard
+    evictions never wait for a slot."""
     lease_namespace: Annotated[str, bounds.DNS_LABEL] = "nodeagent"
     """The namespace of the Leases."""
     lease_duration_s: Annotated[float, Range(1, 3600)] = 60.0

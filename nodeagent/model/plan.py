@@ -302,3 +302,11 @@ class Plan(NamedTuple):
     """The resizes to request now (`ownLimit.resize`)."""
     resize_reports: tuple[ResizeOutcome, ...] = ()
     """What the kubelet has made of earlier ones, by this snapshot."""
+    soft_eviction_in_flight: bool = False
+    """The soft tier evicts a pod for the node, or has evicted one that is not gone yet."""
+
+    @property
+    def wants_slot(self) -> bool:
+        """Whether the node needs an eviction slot of its zone: the soft tier evicts, would evict, or has evicted a pod
+        that is not gone yet."""
+        return self.soft_eviction_in_flight or any(refusal.code.wants_slot for refusal in self.refusals)

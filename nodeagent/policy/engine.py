@@ -149,6 +149,7 @@ def decide(
     )
     remaining = eviction_request.without_overtaken(requests.in_flight, chosen.overtaken)
     reclaims = chosen.reclaim_state if chosen.reclaim_state is not None else runs.state
+    in_flight_state = in_flight.add(remaining, chosen.entries)
     beside = reclaim.attempt_page_cache(
         reclaims,
         judged,
@@ -189,13 +190,14 @@ def decide(
         node_fit_lookups=chosen.node_fit_lookups,
         resizes=resize_plan.orders,
         resize_reports=resized.reports,
+        soft_eviction_in_flight=in_flight.soft_in_flight(in_flight_state),
     )
     after = PolicyState(
         instance=state.instance,
         sequence=state.sequence + 1,
         thresholds=threshold_state,
         conditions=condition_state,
-        in_flight=in_flight.add(remaining, chosen.entries),
+        in_flight=in_flight_state,
         rate_limits=limit_state,
         growth=usage_growth.record_sample(
             state.growth, snapshot, swap_limit=pod_usage.swap_limit(snapshot, config=config)

@@ -489,6 +489,12 @@ def observation_for(entry: InFlightEviction, snapshot: NodeSnapshot) -> Observat
     return snapshot.observe(entry.signal, entry.memory_model)
 
 
+def soft_in_flight(state: InFlightState) -> bool:
+    """Whether the soft tier evicts a pod for the node, or has evicted one that is not gone yet."""
+    over = (EvictionStage.DRY_RUN, EvictionStage.GONE)
+    return any(each.tier is Tier.SOFT and not each.limit and each.stage not in over for each in state.entries)
+
+
 def awaits_release(state: InFlightState) -> bool:
     """Whether a pod was really evicted whose release is to be measured as soon as it is gone."""
     return any(entry.stage not in (EvictionStage.DRY_RUN, EvictionStage.REQUESTED) for entry in state.entries)

@@ -331,7 +331,7 @@ def test_pods_evictions_claims_and_the_node_are_the_nodes_requests_and_the_rest_
     agent.publish([TRUE])
     [listed] = [each for each in agent.pods().pods if each.name == "hog"]
     hog = victim(agent)._replace(pod=listed)
-    agent.announce(plan(hog))
+    agent.announce(plan(hog)._replace(soft_eviction_in_flight=True))
     eventually(lambda: any(each.node_bound for each in agent.pods().pods))
     eventually(lambda: api.sent("GET", "/leases") and api.sent("GET", "/poddisruptionbudgets") and taints(api))
     agent.evict("p-1", hog)
@@ -712,8 +712,9 @@ def test_the_event_of_a_kill_is_written_when_the_api_server_is_reachable_again(
 # --- eviction slots --------------------------------------------------------------------------------------------------
 
 
-def test_a_slot_is_acquired_when_the_soft_tier_would_act_and_not_before(
-    api: ApiServer, session: Callable[..., ClusterSession]
+@pytest.mark.parametrize("refused", [(Refusal(RefusalCode.WAITS_FOR_LEASE, ""),), ()], ids=["waits", "in flight"])
+def test_a_slot_is_acquired_when_the_soft_tier_would_act_or_its_pod_is_not_gone_and_not_before(
+    api: ApiServer, session: Callable[..., ClusterSession], refused: tuple[Refusal, ...]
 ) -> None:
     api.store.objects["nodes"]["", "lab-node"]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "b"
     agent = session(ENFORCE._replace(fleet=FleetConfig(max_concurrent_evictions=2)))
@@ -724,7 +725,7 @@ def test_a_slot_is_acquired_when_the_soft_tier_would_act_and_not_before(
     agent.announce(plan(victim(agent, tier=Tier.HARD)))
     threading.Event().wait(0.1)
     assert not api.store.objects["leases"], "the hard tier needs no slot"
-    agent.announce(plan(refused=(Refusal(RefusalCode.WAITS_FOR_LEASE, ""),)))
+    agent.announce(plan(refused=refused)._replace(soft_eviction_in_flight=not refused))
     eventually(lambda: agent.soft_tier_block() is None)
     ((namespace, name),) = api.store.objects["leases"]
     assert (namespace, name[:-1]) == ("nodeagent", "nodeagent-evictions-b-")

@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from nodeagent.actuators.eviction_slots import EvictionSlots
+from nodeagent.config.schema import EvictionRequestConfig, Mode
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import Transport, connect
+from nodeagent.model import Outcome, OutcomeKind, Refusal, RefusalCode, Signal, Tier
+from nodeagent.policy import engine, outcomes
+from nodeagent.policy import state as policy_state
 from tests.fake_kube import ApiServer
+from tests.support import nodes
 
 Make = Callable[..., EvictionSlots]
 
@@ -204,6 +209,80 @@ def test_a_node_with_a_clock_an_hour_off_takes_no_slot_of_a_live_holder(transpor
         assert not other.held()
         assert holder.held()
     assert attempts > 200, "the other has tried all the time"
+
+
+class Evicting:
+    """A node whose agent decides and evicts, with its slot; both are stepped in this thread."""
+
+    def __init__(self, name: str, transport: Transport, clock: Callable[[], float], kind: OutcomeKind) -> None:
+        requests = EvictionRequestConfig(enabled=kind is OutcomeKind.REQUESTED, deadline_s=120.0)
+        self.config = nodes.config(
+            nodes.soft(), nodes.hard(value=nodes.MI), mode=Mode.ENFORCE, eviction_max_pod_grace_period_s=120.0,
+            eviction_request=requests,
+        )  # fmt: skip
+        self.kind, self.clock = kind, clock
+        self.state = policy_state.initial(name, now=clock())
+        self.available = 900 * nodes.MI
+        self.leaves_at = float("inf")
+        self.slots = EvictionSlots(
+            transport,
+            holder=name,
+            zone=lambda: "eu-1a",
+            slots=1,
+            namespace="nodeagent",
+            duration_s=60.0,
+            clock=clock,
+        )
+
+    @property
+    def evicts(self) -> bool:
+        return self.clock() < self.leaves_at < float("inf")
+
+    def sync(self) -> None:
+        now = self.clock()
+        wait = None if self.slots.held() else Refusal(RefusalCode.WAITS_FOR_LEASE, self.slots.reason)
+        pods = (nodes.view("hog", 4 * nodes.GI, termination_grace_s=120.0),) if now < self.leaves_at else ()
+        available = self.available if pods else 8 * nodes.GI
+        seen = nodes.snapshot(*pods, at=now, available={Signal.MEMORY: available}, soft_tier_blocked_by=wait)
+        seen = seen._replace(eviction_requests=self.config.eviction_request.enabled)
+        plan, self.state = engine.decide(seen, self.state, now=now, config=self.config)
+        for victim in plan.victims:
+            assert victim.tier is Tier.SOFT
+            self.leaves_at = now + 100.0
+            outcome = Outcome(plan.id, victim.pod.uid, self.kind, "", now)
+            self.state = outcomes.apply_outcome(self.state, outcome, now=now, config=self.config)
+        if plan.wants_slot:
+            self.slots.want()
+        if self.slots.wait_s() <= 0:
+            self.slots.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "recovers"),
+    [
+        (OutcomeKind.ACCEPTED, False),
+        (OutcomeKind.ACCEPTED, True),
+        (OutcomeKind.TIMED_OUT, True),
+        (OutcomeKind.REQUESTED, False),
+    ],
+)
+def test_a_node_keeps_its_slot_until_the_evicted_pod_is_gone(
+    transport: Transport, kind: OutcomeKind, recovers: bool
+) -> None:
+    now = [nodes.NOW]
+    fleet = [Evicting(name, transport, lambda: now[0], kind) for name in ("a", "b", "c")]
+    most, evicted = 0, set()
+    for _ in range(480):
+        now[0] += 1.0
+        for each in fleet:
+            each.sync()
+            if each.evicts and recovers:
+                each.available = 8 * nodes.GI
+        evicting = [n for n, each in enumerate(fleet) if each.evicts]
+        most = max(most, len(evicting))
+        evicted.update(evicting)
+    assert most == 1
+    assert evicted == {0, 1, 2}
 
 
 def test_a_node_without_connection_gives_up_its_slot_before_another_may_take_it(api: ApiServer, node: Make) -> None:

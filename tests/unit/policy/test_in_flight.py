@@ -132,6 +132,15 @@ def test_every_eviction_awaits_its_release_except_a_dry_run_and_what_others_are_
     )
 
 
+@pytest.mark.parametrize("stage", EvictionStage)
+def test_a_soft_eviction_for_the_node_is_in_flight_until_its_pod_is_gone(stage: EvictionStage) -> None:
+    one = entry("one", stage=stage, tier=Tier.SOFT)
+    over = (EvictionStage.DRY_RUN, EvictionStage.GONE)
+    assert in_flight.soft_in_flight(InFlightState((one,))) is (stage not in over)
+    for other in (one._replace(tier=Tier.HARD), one._replace(limit="ownLimit")):
+        assert not in_flight.soft_in_flight(InFlightState((other,)))
+
+
 def test_the_snapshot_of_the_decision_itself_changes_nothing() -> None:
     state = InFlightState((entry("hog", stage=EvictionStage.PLANNED),))
     assert observed(state, snapshot()).state.entries == state.entries
