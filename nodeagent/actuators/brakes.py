@@ -112,7 +112,7 @@ MACHINE: Final = Machine(
     transitions=TRANSITIONS,
     meanings={
         _CAP: "A hard memory crossing is near and the pod is a predicted victim.",
-        _PLAN: "The pod is a victim and `escalation.brake` applies, or killing it freezes it for a moment (cgroup v1).",
+        _PLAN: "The pod is a victim and `escalation.brake` applies, or its kill freezes it (no `cgroup.kill`).",
         _APPLIED: "The kernel accepted the write to the control file.",
         _APPLY_FAILED: "Nothing was written: the cgroup is gone, or a growth cap could not be marked.",
         _RELEASE: "The control file has its previous value and the mark is removed, or the cgroup is gone.",
@@ -209,9 +209,14 @@ class ActiveBrakes:
             self._advance(pod_uid, self._release(brake))
 
     def plan_kill(self, cgroup: str, *, pod_uid: str) -> bool:
-        """True if killing this pod brakes it for a moment, so that the state must be saved before `kill`: cgroup v1
-        freezes the pod while it is signalled, and it would stay frozen if the agent died meanwhile."""
-        if not self._mechanism.freezes_to_kill or pod_uid in self._brakes:
+        """True if killing this pod brakes it for a moment, so that the state must be saved before `kill`: without
+        `cgroup.kill` the pod is frozen while it is signalled, and would stay frozen if the agent died meanwhile."""
+        if not self._mechanism.freezes_to_kill(cgroup):
+            return False
+        brake = self._brakes.get(pod_uid)
+        if brake is not None and brake.kind is BrakeKind.THROTTLE:
+            self.release(pod_uid)  # a pod has one record: that of the freeze must not be lost
+        if pod_uid in self._brakes:
             return False
         try:
             brake = self._mechanism.plan_brake(cgroup, BrakeKind.FREEZE, pod_uid=pod_uid, until=OVERDUE_AT)

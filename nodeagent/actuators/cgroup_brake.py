@@ -13,8 +13,8 @@ Promises:
    only while the control file still has the value that the brake wrote: a later value of another program is kept.
 3. Throttling never kills: at `memory.high` the kernel reclaims the cgroup's own pages and delays it, without an OOM
    killer. It exists on cgroup v2 only. Freezing stops every process of the subtree.
-4. On v1 a frozen process does not die until it is thawed, so `kill` freezes, signals and thaws. On v2 `cgroup.kill` is
-   one write, which no fork can outrun.
+4. `cgroup.kill` (v2, Linux 5.14) is one write, which no fork can outrun. Without it `kill` freezes, signals and thaws:
+   on v1 a frozen process dies only then.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _SIGNAL_PASSES: Final = 5
-"""Times that a v1 subtree is signalled, until no process is left in it. Freezing takes effect a moment after the
+"""Times that a subtree is signalled, until no process is left in it. Freezing takes effect a moment after the
 write, so a fork between reading and signalling is possible, as it is without a freezer."""
 
 XATTR: Final = "user.nodeagent.brake"
@@ -89,14 +89,15 @@ class CgroupBrake:
         return self._unified is None
 
     @property
-    def freezes_to_kill(self) -> bool:
-        """True if `kill` freezes the cgroup meanwhile."""
-        return self._unified is None and self._freezer is not None
-
-    @property
     def throttles(self) -> bool:
         """True if this host can throttle: it has cgroup v2."""
         return self._unified is not None
+
+    def freezes_to_kill(self, cgroup: str) -> bool:
+        """True if `kill` freezes the cgroup meanwhile."""
+        if self._unified is None:
+            return self._freezer is not None
+        return not (self._unified / cgroup.lstrip("/") / "cgroup.kill").exists()
 
     def plan_brake(
         self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float, limit: int | None = None
@@ -187,29 +188,37 @@ class CgroupBrake:
         Raises:
             BrakeError: the host has no means, or a process could not be signalled.
         """
+        below = cgroup.lstrip("/")
+        if self._unified is not None and _write(f"{self._unified}/{below}/cgroup.kill", "1"):
+            return
+        if self._unified is not None or self._freezer is not None:
+            control = Path(self._control(cgroup, BrakeKind.FREEZE))
+            if control.exists():
+                self._freeze_and_signal(control)
+                return
         if self._unified is not None:
-            _write(f"{self._unified}/{cgroup.lstrip('/')}/cgroup.kill", "1")
-            return
-        state_file = self._freezer / cgroup.lstrip("/") / "freezer.state" if self._freezer is not None else None
-        if state_file is not None and state_file.exists():
-            for _ in range(_SIGNAL_PASSES):
-                _write(str(state_file), "FROZEN")
-                try:
-                    signalled = _signal_all(state_file.parent)
-                finally:
-                    _write(str(state_file), "THAWED")
-                if not signalled:
-                    return
-            return
+            return  # the cgroup is gone
         if not self._procs_roots:
             raise BrakeError("no hierarchy of this host lists a pod's processes")
         for root in self._procs_roots:
-            directory = root / cgroup.lstrip("/")
+            directory = root / below
             if directory.is_dir():
                 for _ in range(_SIGNAL_PASSES):
                     if not _signal_all(directory):
                         return
                 return
+
+    def _freeze_and_signal(self, control: Path) -> None:
+        thawed, frozen = self._thawed_and_frozen
+        try:
+            for _ in range(_SIGNAL_PASSES):
+                _write(str(control), frozen)
+                if not _signal_all(control.parent):
+                    return
+                if self.frozen_cannot_die:
+                    _write(str(control), thawed)
+        finally:
+            _write(str(control), thawed)
 
     @property
     def _thawed_and_frozen(self) -> tuple[str, str]:
@@ -287,8 +296,10 @@ def _signal_all(directory: Path) -> int:
                 trouble = trouble or f"{directory_path[:_MAX_SHOWN]}...: {error.strerror}"
             continue  # a child cgroup that was removed meanwhile has no processes
         for pid in map(int, pids):
+            if pid == 0:  # v2 lists a process of another PID namespace without its id
+                trouble = trouble or f"{directory_path[:_MAX_SHOWN]}...: its processes are outside our PID namespace"
             if pid <= 1:
-                continue  # 0: a process of another PID namespace, without an id here; 1: never
+                continue
             signalled += 1
             try:
                 os.kill(pid, signal.SIGKILL)

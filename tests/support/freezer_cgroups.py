@@ -1,4 +1,4 @@
-"""Pods' cgroups for the tests of brakes: real ones of the v1 freezer, and v2 ones as plain files."""
+"""Pods' cgroups for the tests of brakes: real ones of the v1 freezer and of v2, and v2 ones as plain files."""
 
 import os
 import subprocess
@@ -21,6 +21,15 @@ real_v1 = pytest.mark.skipif(
     reason="needs root and a writable cgroup v1 freezer hierarchy",
 )
 
+UNIFIED: Final = next(
+    (path for path in (FREEZER.parent, FREEZER.parent / "unified") if (path / "cgroup.procs").exists()), None
+)
+
+real_v2 = pytest.mark.skipif(
+    os.geteuid() != 0 or UNIFIED is None or not os.access(UNIFIED / "cgroup.procs", os.W_OK),
+    reason="needs root and a writable cgroup v2 hierarchy",
+)
+
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Wait until the kernel shows it."""
@@ -37,6 +46,22 @@ def freezer_pod() -> Iterator[Path]:
     (directory / "container").mkdir(parents=True)
     yield directory
     CgroupBrake(unified=None, freezer=FREEZER).kill("/" + directory.name)
+    for path in (directory / "container", directory):
+        until(lambda path=path: removed(path), f"{path} is empty")  # type: ignore[misc]
+
+
+@contextmanager
+def pod_of_linux_5_13(root: Path) -> Iterator[Path]:
+    """A cgroup of v2 with a child, and its files below `root` as before Linux 5.14: without `cgroup.kill`."""
+    assert UNIFIED is not None
+    directory = UNIFIED / f"nodeagent-test-{uuid.uuid4().hex}"
+    for path, shown in ((directory, root / "pod"), (directory / "container", root / "pod/container")):
+        path.mkdir()
+        shown.mkdir()
+        for name in ("cgroup.procs", "cgroup.freeze"):
+            (shown / name).symlink_to(path / name)
+    yield root / "pod"
+    (directory / "cgroup.kill").write_text("1")
     for path in (directory / "container", directory):
         until(lambda path=path: removed(path), f"{path} is empty")  # type: ignore[misc]
 
@@ -71,8 +96,13 @@ def make_unified_pod(root: Path) -> None:
     """The v2 cgroup `/pod` below `root` as plain files: a written text must be as long as the one before."""
     pod = root / "pod"
     pod.mkdir()
-    for name, text in {"memory.high": "max", "memory.current": "819", "cgroup.freeze": "0"}.items():
-        (pod / name).write_text(text + "\n")
+    for name, text in {
+        "memory.high": "max\n",
+        "memory.current": "819\n",
+        "cgroup.freeze": "0\n",
+        "cgroup.kill": "",
+    }.items():
+        (pod / name).write_text(text)
     try:
         os.setxattr(pod, "user.any", b"")
     except OSError as error:

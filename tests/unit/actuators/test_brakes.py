@@ -97,9 +97,29 @@ def test_killing_a_pod_without_a_brake_is_planned_first_because_it_freezes(pod: 
         assert not brakes.active
 
 
-def test_killing_a_pod_on_cgroup_v2_freezes_nothing_and_needs_no_plan(files: Path) -> None:
-    brakes = ActiveBrakes(CgroupBrake(unified=files, freezer=None))
+def test_killing_a_pod_with_cgroup_kill_freezes_nothing_and_needs_no_plan(unified: Path) -> None:
+    brakes = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
     assert not brakes.plan_kill("/pod", pod_uid="u")
+    assert not brakes.active
+
+
+@pytest.mark.parametrize("throttled", [False, True])
+def test_before_linux_5_14_the_kill_of_a_v2_pod_is_planned_and_takes_the_place_of_a_throttle(
+    unified: Path, throttled: bool
+) -> None:
+    (unified / "pod/cgroup.kill").unlink()
+    brakes = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
+    if throttled:
+        brakes.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
+        brakes.apply("u", saved=True)
+    assert brakes.plan_kill("/pod", pod_uid="u")
+    assert [(each.kind, each.previous) for each in brakes.active] == [(BrakeKind.FREEZE, "0")]
+    assert _high(unified) == "max"
+    (unified / "pod/cgroup.procs").write_text("0\n")
+    failure = brakes.kill("/pod", pod_uid="u")
+    assert "PID namespace" in failure
+    assert [note.message for note in brakes.take_notes()] == [f"/pod: kill failed: {failure}"]
+    brakes.expire(now=NOW)
     assert not brakes.active
 
 
@@ -273,7 +293,6 @@ def test_a_cgroup_that_cannot_be_marked_is_braked_once_the_plan_is_saved(pod: Pa
 def test_a_killed_pod_is_released_for_its_next_containers(unified: Path) -> None:
     """The last resort kills processes, not pods: without an API server the kubelet keeps the cgroup."""
     brake, control = CgroupBrake(unified=unified, freezer=None), unified / "pod"
-    (control / "cgroup.kill").write_text("")
     for kind in BrakeKind:
         brakes = ActiveBrakes(brake)
         brakes.plan("/pod", kind, pod_uid="u", until=NOW)

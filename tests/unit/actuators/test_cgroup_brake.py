@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.actuators.cgroup_brake import XATTR, BrakeError, BrakeKind, CgroupBrake, NoXattrError
-from tests.support.freezer_cgroups import FREEZER, cpu_ticks, real_v1, removed, start_in, until
+from tests.support import freezer_cgroups
+from tests.support.freezer_cgroups import FREEZER, cpu_ticks, real_v1, real_v2, removed, start_in, until
 from tests.support.mounts import mounted
 
 
@@ -39,6 +40,51 @@ def test_a_kill_ends_every_process_of_the_subtree_even_while_it_forks(pod: Path)
         CgroupBrake(unified=None, freezer=FREEZER).kill("/" + pod.name)
         assert process.wait(20) == -9
     until(lambda: not (pod / "container" / "cgroup.procs").read_text(), "no process is left")
+
+
+@pytest.mark.real_cgroup
+@real_v2
+@pytest.mark.parametrize("brake_before", [False, True])
+def test_without_cgroup_kill_every_process_of_a_v2_pod_is_signalled(tmp_path: Path, brake_before: bool) -> None:
+    with freezer_cgroups.pod_of_linux_5_13(tmp_path) as pod:
+        brake = CgroupBrake(unified=tmp_path, freezer=None)
+        assert brake.freezes_to_kill("/pod")
+        with start_in(pod, "import os\nos.fork()\nos.write(1, b'up\\n')\nwhile True: pass\n") as process:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
+            if brake_before:
+                brake.apply(brake.plan_brake("/pod", BrakeKind.FREEZE, pod_uid="u", until=0.0))
+            brake.kill("/pod")
+            assert process.wait(20) == -9
+        until(lambda: not (pod / "container/cgroup.procs").read_text(), "no process is left")
+        assert (pod / "cgroup.freeze").read_text() == "0\n"
+
+
+@pytest.mark.real_cgroup
+@real_v2
+def test_without_cgroup_kill_no_fork_outruns_the_signals(tmp_path: Path) -> None:
+    """Each process ends as soon as it has made the next one."""
+    with freezer_cgroups.pod_of_linux_5_13(tmp_path) as pod:
+        program = "import os\nos.write(1, b'up\\n')\nos.close(1)\nwhile True:\n  if os.fork(): os._exit(0)\n"
+        with start_in(pod, program) as process:
+            assert process.stdout is not None
+            assert process.stdout.read() == b"up\n"
+            process.wait(20)
+        CgroupBrake(unified=tmp_path, freezer=None).kill("/pod")
+        until(lambda: not (pod / "container/cgroup.procs").read_text(), "no process is left")
+
+
+def test_a_v2_pod_whose_processes_cannot_be_signalled_is_not_killed(unified: Path) -> None:
+    """In a PID namespace of its own the agent reads each of them as 0."""
+    (unified / "pod/cgroup.kill").unlink()
+    (unified / "pod/cgroup.procs").write_text("0\n0\n")
+    with pytest.raises(BrakeError, match="PID namespace"):
+        CgroupBrake(unified=unified, freezer=None).kill("/pod")
+    assert (unified / "pod/cgroup.freeze").read_text().strip() == "0"
+
+
+def test_the_kill_of_a_v2_cgroup_that_is_gone_is_a_success(tmp_path: Path) -> None:
+    CgroupBrake(unified=tmp_path, freezer=None).kill("/kubepods/podx")
 
 
 @pytest.mark.real_cgroup
