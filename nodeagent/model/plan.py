@@ -117,7 +117,7 @@ class RankedPod(NamedTuple):
     """Empty in a fresh plan, because texts for 500 pods cost more than the decision. For a report or a record
     `policy.ranking.with_key_texts(plan)` fills them from `values`."""
     usage: int | None
-    """Of the ranked resource: bytes, inodes or processes. Memory includes `swap`."""
+    """Of the ranked resource: bytes, inodes or PIDs, in the kubelet's order processes. Memory includes `swap`."""
     request: int | None
     """None where the resource has no request (inodes, PIDs)."""
     relief: int | None

@@ -247,7 +247,12 @@ def _plausible_usage(context: _RankingContext, view: PodView, facts: PodFacts) -
     if context.signal in DISK_SIGNALS and pod_usage.disk_usage_expired(usage, at=at):
         return None
     return pod_usage.signal_usage(
-        usage, context.signal, context.snapshot.layout, limit=context.usage_limit, swap_limit=context.swap_limit
+        usage,
+        context.signal,
+        context.snapshot.layout,
+        limit=context.usage_limit,
+        swap_limit=context.swap_limit,
+        kubelet=context.config.ranking.kubelet,
     )
 
 

@@ -13,7 +13,7 @@ RESOURCES: Final = {
     "memory": "memory",
     "ephemeral-storage": "disk space",
     "inodes": "files (inodes)",
-    "pids": "processes",
+    "pids": "PIDs (processes and threads)",
 }
 """By the kubelet's name of the resource."""
 

@@ -39,11 +39,12 @@ def signal_usage(
     *,
     limit: int = units.MAX_PLAUSIBLE,
     swap_limit: int = 0,
+    kubelet: bool = False,
 ) -> int | None:
-    """The pod's usage of the signal's resource: memory, number of processes, or disk usage.
+    """The pod's usage of the signal's resource: memory, PIDs, or disk usage.
 
     Memory is the pod's own working set, else the sum over its containers, and what it has in swap (`swap_usage`). An
-    amount above `limit` is not plausible.
+    amount above `limit` is not plausible. `kubelet`: count processes instead of PIDs, as the kubelet's order does.
     """
     if usage is None:
         return None
@@ -56,8 +57,15 @@ def signal_usage(
             return working_set
         return working_set + swap_usage(usage, limit=swap_limit)
     if signal is Signal.PID:
-        return plausibility.plausible(usage.process_count, limit=limit)
+        return plausibility.plausible(usage.process_count, limit=limit) if kubelet else pids(usage, limit=limit)
     return disk_usage(usage.disk, signal, layout, limit=limit)
+
+
+def pids(usage: PodUsage, *, limit: int = units.MAX_PLAUSIBLE) -> int | None:
+    """The PIDs that the pod holds: one for each thread, as `pid.available` counts them. If its threads are unknown, its
+    processes, a lower bound."""
+    threads = plausibility.plausible(usage.thread_count, limit=limit)
+    return threads if threads is not None else plausibility.plausible(usage.process_count, limit=limit)
 
 
 def swap_limit(snapshot: NodeSnapshot, *, config: Config) -> int:

@@ -69,7 +69,7 @@ def predicted_relief(
     limit: int = units.MAX_PLAUSIBLE,
     swap_memory: SwapMemory = NO_SWAP_MEMORY,
 ) -> int | None:
-    """What evicting the pod frees: bytes, inodes or (for `pid.available`) threads; None if unknown.
+    """What evicting the pod frees: bytes, inodes or PIDs; None if unknown.
 
     For memory it is `memory_unreclaimable`, else half of the working set, and the memory that its swap takes. Children
     that live too short to be in a sample are not counted here; `candidates` adds them.
@@ -86,8 +86,7 @@ def predicted_relief(
             freed += int(swap * swap_memory.share)
         return freed
     if signal is Signal.PID:
-        threads = plausibility.plausible(usage.thread_count, limit=limit)
-        return threads if threads is not None else plausibility.plausible(usage.process_count, limit=limit)
+        return pod_usage.pids(usage, limit=limit)
     return pod_usage.disk_usage(usage.disk, signal, layout, limit=limit)
 
 
@@ -210,12 +209,12 @@ def other_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     if signal in MEMORY_SIGNALS:
         return (*_top_cgroups(snapshot), *_node_memory(snapshot))
     if signal is Signal.PID:
-        pods = _plausible_sum([usage.process_count for _, usage in snapshot.pods if usage is not None])
+        pods = _plausible_sum([pod_usage.pids(usage) for _, usage in snapshot.pods if usage is not None])
         groups = [(plausibility.plausible(group.process_count) or 0, group.path) for group in snapshot.cgroups]
         groups.sort(key=lambda row: (-row[0], row[1]))
         zombies = [f"zombies of {each.unit} {each.zombies}" for each in _host_zombies(snapshot)[:TOP_CGROUPS]]
         holders = [f"{path} {count}" for count, path in groups[:TOP_CGROUPS] if count]
-        return (*zombies, *holders, f"all pods {pods} processes")
+        return (*zombies, *holders, f"all pods {pods}")
     return _disk_holders(signal, snapshot)
 
 

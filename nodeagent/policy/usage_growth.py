@@ -1,7 +1,7 @@
 """Measure how fast each pod's usage grows, in units per second.
 
-Theory of operation. `record_sample` keeps two samples of memory and process counts, at least `SAMPLE_DISTANCE_S` apart,
-and the last two complete disk walks of each pod. Memory and processes grow from the newer kept sample that is old
+Theory of operation. `record_sample` keeps two samples of memory and PIDs, at least `SAMPLE_DISTANCE_S` apart,
+and the last two complete disk walks of each pod. Memory and PIDs grow from the newer kept sample that is old
 enough; inodes grow from one walk to the next; bytes on disk grow by the pod's write rate, because its walks are far
 apart. PIDs also count the fork rate, because no sample contains children that live for milliseconds.
 """
@@ -31,7 +31,7 @@ WALK_MAX_DISTANCE_S: Final = pod_usage.DISK_MAX_AGE_S
 """Two walks that are further apart give no growth."""
 PROJECTION_S: Final = 10.0
 """How far ahead the key `projectedUsage` computes: one sync of the kubelet. A bomb of 2,000 forks/s (performance.md R1)
-then counts 20,000 more processes, a server that starts its 200 workers at most a few hundred."""
+then counts 20,000 more PIDs, a server that starts its 200 workers at most a few hundred."""
 
 GrowthRate = Callable[[PodUsage | None, int | None], float]
 """From a pod's usage, and its amount of the signal's resource, to units per second; 0 where growth is unknown."""
@@ -43,6 +43,7 @@ class GrowthSample(NamedTuple):
     at: float
     memory: Mapping[str, int]
     processes: Mapping[str, int]
+    """PIDs. Another name would make every saved state one of another shape."""
 
 
 class InodeCount(NamedTuple):
@@ -77,11 +78,11 @@ def record_sample(state: GrowthState, snapshot: NodeSnapshot, *, swap_limit: int
     for _, usage in snapshot.pods:
         if usage is None:
             continue
-        uid, working_set, process_count = usage.cgroup_uid, usage.memory_working_set, usage.process_count
+        uid, working_set, pids = usage.cgroup_uid, usage.memory_working_set, pod_usage.pids(usage)
         if type(working_set) is int and working_set >= 0:
             memory[uid] = working_set + pod_usage.swap_usage(usage, limit=swap_limit)
-        if type(process_count) is int and process_count >= 0:
-            processes[uid] = process_count
+        if pids is not None:
+            processes[uid] = pids
         if usage.disk_usage_quality is not None and (counts := _with_walk(state.inodes.get(uid, ()), usage)):
             inodes[uid] = counts
     if newer is not None and not newer.at < taken_at:  # the clock of another boot
@@ -146,6 +147,8 @@ def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> Gro
     def least_growth(usage: PodUsage | None, used: int | None) -> float:
         if usage is None or used is None:
             return 0.0
+        if signal is Signal.PID:
+            used = pod_usage.pids(usage) or 0  # in the kubelet's order the usage counts processes
         rates = [(used - _amounts(base, signal).get(usage.cgroup_uid, used)) / (at - base.at) for base in bases]
         return max(0.0, min(rates))
 

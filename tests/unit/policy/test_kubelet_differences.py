@@ -184,6 +184,14 @@ def test_a_pod_that_seems_to_use_more_than_the_capacity_is_evicted_only_in_the_k
         assert victims(made, much, some, available={signal: 10}) == [expected], (times, kubelet)
 
 
+def test_a_thread_leak_is_evicted_unless_in_the_kubelets_order_which_counts_processes() -> None:
+    others = [view(f"i{n:02}", MI, usage_more={"process_count": 12, "thread_count": 20}) for n in range(20)]
+    leak = view("leak", MI, usage_more={"process_count": 1, "thread_count": 28_000})
+    for kubelet, expected in ((False, "leak"), (True, "i00")):
+        made = config(hard(Signal.PID, 1638), ranking=RankingConfig(kubelet=kubelet))
+        assert victims(made, *others, leak, available={Signal.PID: 1600})[0] == expected
+
+
 def test_the_compatible_example_evicts_pod_after_pod_of_any_owner_and_of_any_relief() -> None:
     """As a kubelet does: only compiled-in protections apply, and no limit counts the evictions."""
     made = load(str(REPOSITORY / "examples" / "kubelet-compatible.yaml")).config

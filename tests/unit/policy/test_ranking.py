@@ -226,6 +226,29 @@ def test_a_pod_that_the_kept_sample_does_not_contain_has_grown_from_zero() -> No
     assert ranked.pods[0].view.pod.name == "new"
 
 
+def threads(name: str, count: int | None, processes: int | None = 1) -> PodView:
+    return view(name, usage_more={"process_count": processes, "thread_count": count}, qos=GUARANTEED)
+
+
+def test_a_pod_whose_one_process_leaks_threads_is_ranked_before_pods_with_more_processes() -> None:
+    others = [view(f"i{n:02}", qos=BE, usage_more={"process_count": 12, "thread_count": 20}) for n in range(20)]
+    assert names(*others, threads("leak", 28_000), signal=Signal.PID)[0] == "leak"
+
+
+def test_a_young_thread_leak_is_ranked_first_by_its_growth() -> None:
+    earlier = usage_growth.record_sample(
+        usage_growth.GrowthState(), snapshot(threads("a-steady", 900), threads("leak", 10), at=NOW - 6)
+    )
+    ranked = rank(snapshot(threads("a-steady", 900), threads("leak", 600)), Signal.PID, growth=earlier)
+    assert [each.view.pod.name for each in ranked.pods] == ["leak", "a-steady"]
+
+
+@pytest.mark.parametrize("unknown", [None, -1])
+def test_a_pod_of_unknown_threads_is_ranked_by_its_processes(unknown: int | None) -> None:
+    pods = [threads("few", 30), threads("many", unknown, 40), threads("dark", unknown, None)]
+    assert names(*pods, signal=Signal.PID) == ["many", "few", "dark"]
+
+
 def test_an_old_sample_is_no_base_for_growth() -> None:
     earlier = usage_growth.record_sample(usage_growth.GrowthState(), snapshot(at=NOW - 600))
     ranked = rank(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)

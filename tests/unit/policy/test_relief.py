@@ -149,7 +149,7 @@ def test_a_futile_refusal_does_not_count_unknown_usage_as_zero() -> None:
 
 def test_a_futile_refusal_lists_the_holders_of_processes() -> None:
     node = snapshot(view("a"), cgroups=(CgroupUsage("/system.slice/cron.service", None, 30_000),))
-    assert relief.other_holders(Signal.PID, node) == ("/system.slice/cron.service 30000", "all pods 1 processes")
+    assert relief.other_holders(Signal.PID, node) == ("/system.slice/cron.service 30000", "all pods 1")
 
 
 @pytest.mark.parametrize("bad", [1e300, float("nan"), 1 << 63, -1, "4Gi"])
