@@ -192,6 +192,8 @@ class Schedule(NamedTuple):
     """A pod is or may soon be near a memory limit of its own."""
     near: frozenset[Signal] = frozenset()
     """Disk signals that may be below one soon."""
+    short: bool = False
+    """Memory or PIDs are short, and pods may be evicted for it: now, or perhaps in the next sync."""
     prearm: bool = False
     """Sample and rank the pods now, without a decision: the next sync may have to decide."""
     growth_cap: bool = False
@@ -283,6 +285,7 @@ def plan_next(inputs: ScheduleInputs, state: ScheduleState) -> tuple[Schedule, S
         crossed=frozenset([each.threshold.signal for each in view.known if each.crossed]),
         near=frozenset([each.threshold.signal for each in view.known if each.near]),
         own_limit_near=bool(inputs.near_own_limit) or inputs.own_limits_s < OWN_LIMIT_SOON_S,
+        short=any(_is_short(each) for each in view.known),
         prearm=prearm,
         growth_cap=growth_cap,
     )
@@ -456,6 +459,15 @@ def _streams(
     if value is None or not memory_shortage.uses_both(threshold):
         return (first,)
     return first, ((signal, model, value), memory_shortage.available(node, threshold, level=value))
+
+
+def _is_short(each: ThresholdLevel) -> bool:
+    """True if the usage of pods decides about this threshold now, or about its victim soon. Not while only page cache
+    is short: that may last for days."""
+    if each.threshold.signal in DISK_SIGNALS:
+        return False
+    soon = each.crosses_within(GROWTH_CAP_AHEAD_S, fill_per_s=each.level.now_per_s)
+    return soon or (each.crossed and each.may_act)
 
 
 def _may_act(stream: Stream) -> bool:

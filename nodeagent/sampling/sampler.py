@@ -221,18 +221,26 @@ class Sampler:
         synced_at = pods_synced_at if api_pods is not None else None
         return assemble_snapshot(SnapshotParts(node, pods, pods_synced_at=synced_at))
 
-    def read_pods(self, node: NodeSnapshot, api_pods: Sequence[Pod] | None = None, *, fresh: bool = True) -> PodReading:
+    def read_pods(
+        self,
+        node: NodeSnapshot,
+        api_pods: Sequence[Pod] | None = None,
+        *,
+        fresh: bool = True,
+        short: bool = False,
+    ) -> PodReading:
         """The pods, and what is read together with them, right after `node`.
 
         Args:
             api_pods: the pods of this node as the API server lists them; None: all pods come from the host.
             fresh: read every pod now; else a pod that barely moved keeps its last reading, with its time
                 (`pod_ages.AGES`).
+            short: memory or PIDs are short: such a reading is younger.
         """
         now = node.taken_at
         layout = self._detected(now)
         stalls, stall_notes = psi.read_psi(self._files, layout.stall_files, now=now)
-        usages, notes = self._read_pods(layout, node, api_pods, fresh=fresh)
+        usages, notes = self._read_pods(layout, node, api_pods, fresh=fresh, short=short)
         if usages and self._names.reason and api_pods is None:
             notes += (Note(NoteKind.PODS, f"pods have no names: {self._names.reason}"),)
         return PodReading(
@@ -347,7 +355,7 @@ class Sampler:
         )
 
     def _read_pods(
-        self, layout: HostLayout, snapshot: NodeSnapshot, api_pods: Sequence[Pod] | None, *, fresh: bool
+        self, layout: HostLayout, snapshot: NodeSnapshot, api_pods: Sequence[Pod] | None, *, fresh: bool, short: bool
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
         """The usage of the pods, and what is unknown; the same tuple while no pod was read again."""
         if self._pods is None:
@@ -366,6 +374,7 @@ class Sampler:
             capacity=snapshot.mem_available.capacity,
             names=self._names.containers,
             fresh=fresh,
+            short=short,
             swap_total=self._limits.memory.swap_total if self._limits is not None else None,
             api_pods=self._confirmed(api_pods),
         )

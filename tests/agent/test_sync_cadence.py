@@ -117,9 +117,11 @@ class RecordingSampler(Sampler):
         self.after_node()
         return node
 
-    def read_pods(self, node: NodeSnapshot, api_pods: Sequence[Pod] | None = None, *, fresh: bool = True) -> PodReading:
+    def read_pods(
+        self, node: NodeSnapshot, api_pods: Sequence[Pod] | None = None, *, fresh: bool = True, short: bool = False
+    ) -> PodReading:
         self.pods_at.append(self._clock.now - BEGAN)
-        reading = super().read_pods(node, api_pods, fresh=fresh)
+        reading = super().read_pods(node, api_pods, fresh=fresh, short=short)
         self.after_pods()
         return reading
 

@@ -12,7 +12,7 @@ Promises:
 
 Theory of operation. A full sample reads one number of each pod, its usage, through a kept descriptor. Only a pod that
 moved, or whose memory reading has reached its age, is read further; the table decides which of its other values are
-read then.
+read then. While memory or PIDs are short that age is a second, because a level usage may hide any change.
 """
 
 import operator
@@ -71,7 +71,10 @@ class CachedPod(NamedTuple):
     """None: not readable."""
     usage: PodUsage
     due_at: float
-    """When its memory is read again although it did not move; always due if its memory is unknown."""
+    """When its memory is read again although it did not move; always due if its memory is unknown or corrects
+    MemAvailable."""
+    due_if_short_at: float
+    """The same while memory or PIDs are short."""
     had_processes: bool
     """A process was visible once. So the pod is not outside our PID namespace, and without processes it is ending."""
 
@@ -84,6 +87,7 @@ class _Sample(NamedTuple):
     names: Mapping[str, str]
     versions: Mapping[str, Pod]
     fresh: bool
+    short: bool
     swap_total: int | None
     notes: list[Note]
 
@@ -154,6 +158,7 @@ class PodCache:
         names: Mapping[str, str],
         fresh: bool,
         swap_total: int | None,
+        short: bool = False,
         api_pods: Sequence[Pod] | None = None,
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
         """The usage of each pod, and what could not be read. The same tuple again if no pod was read.
@@ -164,6 +169,7 @@ class PodCache:
             names: container names by container id.
             fresh: read every pod now, whatever the ages of its values.
             swap_total: SwapTotal. With 0 no pod has anything in swap, and one file less is read for each.
+            short: memory or PIDs are short.
             api_pods: the pods that the API server lists.
         """
         if api_pods is not self._api_pods:
@@ -176,10 +182,14 @@ class PodCache:
             texts = [self._usage_text(pod) for pod in before]
         else:
             before = list[CachedPod | None](self._pods)
-        sample = _Sample(now, capacity, names, self._versions, fresh, swap_total, [])
+        sample = _Sample(now, capacity, names, self._versions, fresh, short, swap_total, [])
         pods = [
             pod
-            if pod is not None and not fresh and text is not None and now < pod.due_at and not _moved(pod, text)
+            if pod is not None
+            and not fresh
+            and text is not None
+            and now < (pod.due_if_short_at if short else pod.due_at)
+            and not _moved(pod, text)
             else self._read_pod(cgroup, pod, text, sample)
             for cgroup, pod, text in zip(listed, before, texts, strict=True)
         ]
@@ -243,6 +253,8 @@ class PodCache:
         changes: set[Change] = {Change.SAMPLE}
         if before is None or text is None or _moved(before, text):
             changes.add(Change.USAGE_MOVED)
+        elif sample.short:
+            changes.add(Change.SHORT)
         try:
             values = self._read_values(cgroup, directory, before and before.values, changes, sample)
         except Unreadable as error:
@@ -250,24 +262,16 @@ class PodCache:
                 return None
             sample.notes.append(Note(NoteKind.POD, str(error), about=cgroup.uid))
             unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=sample.now, system_partition=cgroup.system)
-            return CachedPod(cgroup, None, unread, float("-inf"), had_processes)
+            return CachedPod(cgroup, None, unread, float("-inf"), float("-inf"), had_processes)
         # pids.current counts a process that has ended until its parent waits for it; cgroup.procs does not.
         had_processes = had_processes or values.containers.has_processes
         usage, notes = _pod_usage(cgroup, values, sample, visible=had_processes)
         sample.notes.extend(notes)
-        return CachedPod(cgroup, values, usage, self._due_at(usage, cgroup), had_processes)
-
-    def _due_at(self, usage: PodUsage, cgroup: PodCgroup) -> float:
-        """When the memory of the pod reaches its age.
-
-        Each pod has a fixed moment in every period of that age, which its UID gives, and a reading is valid until the
-        next one. So not all pods are due in one sample (10 ms for 110), also after some rare samples.
-        """
-        if usage.memory_usage is None:
-            return float("-inf")
-        period_s = self._memory_age_s
-        phase_s = period_s * int(cgroup.uid.replace("-", "")[:4], 16) / 0x10000
-        return usage.read_at + period_s - (usage.read_at - phase_s) % period_s
+        due_at = due_if_short_at = float("-inf")
+        if usage.memory_usage is not None and not values.containers.minimum:
+            due_at = _due_at(usage, self._memory_age_s)
+            due_if_short_at = _due_at(usage, min(self._memory_age_s, pod_ages.SHORT_AGE_S))
+        return CachedPod(cgroup, values, usage, due_at, due_if_short_at, had_processes)
 
     def _read_values(
         self,
@@ -347,6 +351,16 @@ class PodCache:
             # A kernel without PSI has no such file anywhere; a hybrid tree may lack the path. Tested once.
             self._stalls = self._host.exists(f"{self._hierarchy.unified}{self._kubepods.path}/memory.pressure")
             return None
+
+
+def _due_at(usage: PodUsage, age_s: float) -> float:
+    """When the memory of the pod reaches this age.
+
+    Each pod has a fixed moment in every period of that age, which its UID gives, and a reading is valid until the next
+    one. So not all pods are due in one sample (10 ms for 110), also after some rare samples.
+    """
+    phase_s = age_s * int(usage.cgroup_uid.replace("-", "")[:4], 16) / 0x10000
+    return usage.read_at + age_s - (usage.read_at - phase_s) % age_s
 
 
 def _protected_pod(pod: CachedPod) -> ProtectedPod | None:

@@ -365,6 +365,18 @@ def test_memory_that_fills_slowly_or_not_at_all_has_no_growth_cap() -> None:
     assert _due_at("growth_cap", (0.0, 800), (0.1, 310), (0.12, 310), (0.14, 310), (1.0, 309))[1:] == []
 
 
+def test_memory_is_short_below_its_thresholds_and_right_before_a_hard_one() -> None:
+    ramp = [(0.02 * step, 1090 - 20 * step) for step in range(41)]  # 1,000 MiB/s; crossed after 0.8 s
+    state, short = ScheduleState(full_sample_at=0.0), []
+    for at, mib in ramp:
+        verdict, state = _plan(_node(mib * MIB, at=at), state)
+        short.append(verdict.short)
+    assert short == [at >= 0.3 for at, _ in ramp]
+    assert not _plan(_node(510 * MIB, at=0.0), ScheduleState(), SOFT)[0].short
+    assert _plan(_node(490 * MIB, at=0.0), ScheduleState(), SOFT)[0].short
+    assert not _plan(_with_disk(MIB, read_at=0.0, at=0.0), ScheduleState(), DISK)[0].short, "disks are walked"
+
+
 def test_every_source_has_one_row_and_the_docstring_lists_it() -> None:
     assert list(schedule.SOURCES) == list(Source)
     assert len(set(schedule.SOURCES.values())) == len(Source)
@@ -413,6 +425,7 @@ def test_on_a_node_full_of_page_cache_no_sync_is_urgent() -> None:
         verdict, state = _plan(_node(100 * MIB, at=step / 2, mem_available=7 * GIB), state, BOTH, work_pending=True)
         taken += [step / 2] if verdict.full_sample else []
         assert verdict.sleep_s > 1.0
+        assert not verdict.short
     assert taken == [0.0, 10.0, 20.0], "one decision in each interval, not one in each sync"
 
 

@@ -182,6 +182,38 @@ def test_a_pod_that_barely_moved_keeps_its_reading_and_its_time(tmp_path: Path) 
         assert {_usage(view).read_at for view in sampler.sample(fresh=False).pods} == {122.0}
 
 
+def test_while_memory_or_pids_are_short_a_level_usage_hides_no_change(tmp_path: Path) -> None:
+    """At its own limit a heap displaces page cache, and the usage stays the same."""
+    pod, node = TreePod("a/hog", working_set=100 * MI, inactive_file=900 * MI), Node()
+    root, now = write_node(tmp_path, node._replace(pods=(pod,))), 100.0
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
+
+        def read(at: float, *, short: bool) -> tuple[int | None, int | None]:
+            nonlocal now
+            now = at
+            [view] = sampler.read_pods(sampler.sample_node(), fresh=False, short=short).pods
+            return _usage(view).memory_working_set, _usage(view).thread_count
+
+        assert read(100.0, short=False) == (100 * MI, 2)
+        write_node(tmp_path, node._replace(pods=(pod._replace(working_set=800 * MI, inactive_file=200 * MI),)))
+        (tmp_path / f"sys/fs/cgroup{pod_cgroup(node, pod)}/pids.current").write_text("900\n")
+        assert read(101.5, short=False) == (100 * MI, 2), "a calm node does not pay for it"
+        assert read(101.5, short=True) == (800 * MI, 900)
+
+
+def test_while_memory_is_short_no_reading_is_older_than_a_second_and_few_are_due_at_once(tmp_path: Path) -> None:
+    root = write_node(tmp_path, Node(pods=tuple(TreePod(f"a/p{number}") for number in range(40))))
+    now, read = 100.0, []
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
+        for _ in range(80):
+            views = sampler.read_pods(sampler.sample_node(), fresh=False, short=True).pods
+            assert all(now - _usage(view).read_at < 1.0 for view in views)
+            read.append(sum(_usage(view).read_at == now for view in views))
+            now += 1 / 16
+    assert max(read[1:]) < 10
+    assert sum(read[-16:]) == 40, "each once a second"
+
+
 def test_no_reading_is_older_than_two_thirds_of_stale_after(tmp_path: Path) -> None:
     root = write_node(tmp_path, Node(pods=(TreePod("a/still"),)))
     now = 100.0

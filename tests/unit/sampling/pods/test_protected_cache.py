@@ -85,6 +85,19 @@ def test_node_samples_between_full_samples_and_after_a_change_agree(tmp_path: Pa
         assert sampler.sample_node().mem_available.available == 3 * GI
 
 
+def test_page_cache_that_a_heap_displaced_at_a_level_usage_is_not_subtracted_twice(tmp_path: Path) -> None:
+    root, now = write_node(tmp_path, NODE), 100.0
+    _set_minimum(tmp_path, NODE, "max\n")
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
+        assert sampler.sample(fresh=False).mem_available.available == 3 * GI - 700 * MI
+        displaced = GUARANTEED._replace(working_set=1000 * MI, active_file=0, inactive_file=0)
+        write_node(tmp_path, NODE._replace(mem_available=3 * GI - 700 * MI, pods=(displaced,)))
+        _set_minimum(tmp_path, NODE, "max\n")
+        now += 0.02
+        assert sampler.sample(fresh=False).mem_available.available == 3 * GI - 700 * MI
+        assert sampler.sample_node().mem_available.available == 3 * GI - 700 * MI
+
+
 def test_more_protected_cache_than_is_available_leaves_nothing(tmp_path: Path) -> None:
     write_node(tmp_path, NODE._replace(mem_available=500 * MI))
     _set_minimum(tmp_path, NODE, "max\n")
