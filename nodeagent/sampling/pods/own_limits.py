@@ -28,6 +28,13 @@ LIMIT_AGE_S: Final = 5.0
 """How long a limit and the list of the containers are used."""
 DETAIL_AGE_S: Final = 5.0
 """How long the reading of a cgroup is used that moved by less than `MOVED_BYTES`."""
+FULL_SHARE: Final = 0.85
+"""From this share on the usage may be held level by the limit, or by the memory.high of MemoryQoS at 0.9 of it: page
+cache makes way for the heap, and the usage shows nothing of that."""
+FULL_AGE_S: Final = 1.0
+"""`DETAIL_AGE_S` of such a cgroup, 90 us: most stay full of page cache for days."""
+GROWING_AGE_S: Final = 0.15
+"""The same while it has ever less left: a trend needs four readings, and `own_limit_watch` asks each 0.2 s for one."""
 MOVED_BYTES: Final = 256 << 10
 MAX_FDS: Final = 512
 """Usage files that are kept open; those of further cgroups are opened for each reading."""
@@ -36,7 +43,7 @@ MAX_FDS: Final = 512
 class _Cgroup:
     """One cgroup with a limit, as it was read last. No dataclass: `check` imports this module and not those."""
 
-    __slots__ = ("container_id", "directory", "limit", "read_at", "reading", "usage")
+    __slots__ = ("age_s", "container_id", "directory", "limit", "read_at", "reading", "usage")
 
     def __init__(self, container_id: str, directory: str) -> None:
         self.container_id = container_id
@@ -44,6 +51,8 @@ class _Cgroup:
         self.limit: int | None = None
         self.usage = 0
         self.read_at = float("-inf")
+        self.age_s = 0.0
+        """How long its reading is used if it does not move."""
         self.reading: OwnLimit | None = None
 
 
@@ -135,7 +144,7 @@ class OwnLimitReader:
             return None
         if usage is None or not limit:
             return None
-        moved = abs(usage - cgroup.usage) >= MOVED_BYTES or not 0 <= now - cgroup.read_at < DETAIL_AGE_S
+        moved = abs(usage - cgroup.usage) >= MOVED_BYTES or not 0 <= now - cgroup.read_at < cgroup.age_s
         last = cgroup.reading
         if last is not None and last.limit == limit and not (moved or fresh):
             return last
@@ -144,6 +153,9 @@ class OwnLimitReader:
             cgroup.reading = OwnLimit(cgroup.container_id, limit, usage, limit - usage, now)
         else:
             cgroup.reading = self._detail(cgroup, limit, usage, now, swap)
+        cgroup.age_s = DETAIL_AGE_S
+        if usage >= FULL_SHARE * limit:
+            cgroup.age_s = GROWING_AGE_S if _grew(last, cgroup.reading) else FULL_AGE_S
         return cgroup.reading
 
     def _detail(self, cgroup: _Cgroup, limit: int, usage: int, now: float, swap: int | None) -> OwnLimit | None:
@@ -210,6 +222,10 @@ class OwnLimitReader:
             return parse.parse_count(self._host.read(path))
         except Unreadable:
             return None
+
+
+def _grew(before: OwnLimit | None, after: OwnLimit | None) -> bool:
+    return before is not None and after is not None and before.headroom - after.headroom >= MOVED_BYTES
 
 
 def _ids(containers: tuple[ContainerUsage, ...]) -> list[str]:

@@ -37,15 +37,16 @@ class Watched:
         pods = self.sampler.sample([api_pod()]).pods
         self.watch.set_targets(pods, self.settings)
 
-    def grow(self, mib: int, limit: int = LIMIT, container: str = "c") -> None:
+    def grow(self, mib: int, limit: int = LIMIT, container: str = "c", cache: int = 0) -> None:
         tree = TREE._replace(working_set=mib * MI, containers=(TreeContainer(container),))
         node = Node(pods=(tree,))
         write_node(self.directory, node)
         scope = f"cri-containerd-{container_id(tree, TreeContainer(container))}.scope"
         directory = self.directory / f"sys/fs/cgroup{pod_cgroup(node, tree)}/{scope}"
         (directory / "memory.max").write_text(f"{limit}\n")
-        (directory / "memory.current").write_text(f"{mib * MI}\n")
-        (directory / "memory.stat").write_text(f"anon {mib * MI}\ninactive_file 0\nactive_file 0\nfile 0\n")
+        (directory / "memory.current").write_text(f"{(mib + cache) * MI}\n")
+        stat = {"anon": mib, "inactive_file": cache, "active_file": 0, "file": cache}
+        (directory / "memory.stat").write_text("".join(f"{key} {size * MI}\n" for key, size in stat.items()))
         (directory / "memory.events").write_text("high 0\nmax 0\n")
 
     def read(self, at: float) -> WatchResult:
@@ -83,6 +84,17 @@ def test_a_ramp_is_read_more_and_more_often_and_found_near_from_the_share_on(tmp
     assert pauses[0] > 1.0
     assert min(pauses) == SHORTEST_S
     assert found.near == {TREE.cgroup_uid}
+
+
+def test_a_ramp_that_page_cache_hides_is_found_in_time_as_well(tmp_path: Path) -> None:
+    """The usage stays at the limit from the start: 20 MiB/s of heap take the place of page cache."""
+    watched, at, found = Watched(tmp_path), 0.0, WatchResult()
+    while not found.near:
+        mib = 350 + round(max(0.0, 20 * (at - 5.0)))
+        watched.grow(mib, cache=510 - mib)
+        found = watched.read(at)
+        at += min(1.0, found.next_s)
+        assert at < 8.0, "the kernel kills it after 13"
 
 
 def test_a_pod_that_does_not_grow_is_not_read_at_50_hertz(tmp_path: Path) -> None:

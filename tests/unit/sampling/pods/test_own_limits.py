@@ -160,6 +160,28 @@ def test_a_pod_that_barely_moved_keeps_its_reading_unless_it_must_be_fresh(tree:
     assert tree.read(8.0)[0].read_at == 8.0
 
 
+def test_a_heap_that_displaces_page_cache_at_the_limit_is_read_within_a_second_and_then_often(tree: Tree) -> None:
+    def heap(at: float, mib: int) -> int:
+        tree.write(APP, mib * MI, file=510 * MI - mib * MI)
+        [own] = tree.read(at)
+        return own.used // MI
+
+    assert heap(1.0, 350) == 350
+    assert heap(1.5, 360) == 350, "full of page cache for days, it is not read with each node sample"
+    assert heap(2.0, 370) == 370
+    assert [heap(2.0 + 0.2 * step, 370 + 4 * step) for step in range(1, 5)] == [374, 378, 382, 386]
+    assert [heap(3.0 + 0.2 * step, 386) for step in range(8)] == [386] * 8
+    tree.write(APP, 390 * MI, file=120 * MI)
+    assert tree.read(4.6)[0].read_at < 4.6, "it has stopped growing"
+
+
+def test_a_heap_that_displaces_page_cache_far_below_the_limit_is_read_after_its_age(tree: Tree) -> None:
+    tree.write(APP, 210 * MI, file=90 * MI)
+    assert tree.read(1.0)[0].used == 210 * MI
+    tree.write(APP, 290 * MI, file=10 * MI)
+    assert [tree.read(at)[0].used // MI for at in (5.9, 6.1)] == [210, 290]
+
+
 def test_how_often_the_kernel_reclaimed_and_the_stall_are_read(tree: Tree) -> None:
     directory = tree.directory(APP)
     if tree.v2:
