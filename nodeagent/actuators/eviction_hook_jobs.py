@@ -36,6 +36,7 @@ from nodeagent.model import (
     ReclaimResult,
     Tier,
 )
+from nodeagent.runtime import clock
 
 NAME: Final = "hooks.beforeEviction"
 _INHERITED: Final = ("PATH", "LANG", "LC_ALL", "TZ")
@@ -146,7 +147,7 @@ def _post(url: str, content: Mapping[str, Any], until: float) -> JobResult:
     left_s = until - time.monotonic()
     if left_s <= 0:
         return JobResult(ReclaimResult.TIMED_OUT, "the deadline had passed before the request")
-    deadline_http.current.limits = RequestLimits(deadline=until, idle_s=left_s)
+    deadline_http.current.limits = RequestLimits(deadline=clock.boottime() + left_s, idle_s=left_s)
     connection = _connection(parts, left_s)
     path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
     try:

@@ -178,6 +178,12 @@ def test_a_request_has_the_same_content_and_no_credential(server: HTTPServer, mo
     assert set(headers) == {"Host", "Accept-Encoding", "Content-Length", "Content-Type", "User-Agent", "Connection"}
 
 
+def test_a_request_is_sent_on_a_node_that_was_suspended(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_clock = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: read_clock(which) + 3600 * (which == time.CLOCK_BOOTTIME))
+    assert call(server, "/ok") == JobResult(ReclaimResult.DONE, "HTTP 204")
+
+
 def test_another_answer_is_a_failure_and_a_redirect_is_not_followed(server: HTTPServer) -> None:
     assert call(server, "/moved") == JobResult(ReclaimResult.FAILED, "HTTP 307")
     assert call(server, "/other") == JobResult(ReclaimResult.FAILED, "HTTP 503")
