@@ -33,6 +33,10 @@ class DiskUsage(NamedTuple):
     deleted_volume_bytes: int | None = None
     """Deleted files that are held open in its volumes and everywhere else on a disk of the node."""
     deleted_volume_inodes: int | None = None
+    ended_layer_bytes: int | None = None
+    """Layers of ended containers that were not removed yet, in no number above: they count in ranking, but not against
+    the pod's limit, as in the kubelet. None: no such layer is known, or for a container."""
+    ended_layer_inodes: int | None = None
 
 
 class DiskUsageQuality(NamedTuple):

@@ -90,7 +90,8 @@ def _containers_memory(usage: PodUsage) -> int | None:
 
 
 def disk_usage(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, limit: int = units.MAX_PLAUSIBLE) -> int | None:
-    """What the pod holds on the signal's file system, deleted files that are held open included.
+    """What the pod holds on the signal's file system, with deleted files that are held open and layers of containers
+    that have ended.
 
     KUBELET-CONTRACT 5 has the table of parts for each layout. If only some parts were measured, it is their sum, a
     lower bound. None also for an unknown layout.
@@ -102,10 +103,10 @@ def disk_usage(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, limit: in
     layers: tuple[int | None, ...]
     logs_and_volumes: tuple[int | None, ...]
     if signal in DISK_INODE_SIGNALS:
-        layers = disk.rootfs_inodes, disk.deleted_layer_inodes
+        layers = disk.rootfs_inodes, disk.deleted_layer_inodes, disk.ended_layer_inodes
         logs_and_volumes = disk.logs_inodes, disk.volumes_inodes, disk.deleted_volume_inodes
     else:
-        layers = disk.rootfs_bytes, disk.deleted_layer_bytes
+        layers = disk.rootfs_bytes, disk.deleted_layer_bytes, disk.ended_layer_bytes
         logs_and_volumes = disk.logs_bytes, disk.volumes_bytes, disk.deleted_volume_bytes
     parts: tuple[int | None, ...] = layers + logs_and_volumes
     if layout is DiskLayout.DEDICATED_IMAGEFS:

@@ -103,6 +103,7 @@ def _with_walk(kept: tuple[InodeCount, ...], usage: PodUsage) -> tuple[InodeCoun
         volumes_inodes=disk.volumes_inodes,
         deleted_layer_inodes=disk.deleted_layer_inodes,
         deleted_volume_inodes=disk.deleted_volume_inodes,
+        ended_layer_inodes=disk.ended_layer_inodes,
     )
     return (*before, InodeCount(quality.read_at, inodes))
 

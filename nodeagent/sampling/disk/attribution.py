@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from nodeagent.model import PodUsage
 from nodeagent.sampling.disk import path_usage, pod_disk, pod_paths, project_quota, walk_cache
 from nodeagent.sampling.disk.deleted_files import DeletedFiles, DeletedScan, Target
+from nodeagent.sampling.disk.ended_layers import EndedLayers
 from nodeagent.sampling.disk.path_usage import PathUsage
 from nodeagent.sampling.disk.pod_disk import PodDisk
 from nodeagent.sampling.disk.pod_paths import Kind, PodPath, PodPaths
@@ -76,6 +77,7 @@ class PodDiskMeter:
         self._paused: dict[PodPath, TreeWalk] = {}
         self._begun_at: dict[PodPath, float] = {}
         self._open_files = DeletedScan(host)
+        self._ended_layers = EndedLayers()
         self._complete_usages: dict[PodPath, PathUsage] = {}
         """The last complete usage of each path, for a measurement without enough time."""
         self.complete = False
@@ -109,6 +111,12 @@ class PodDiskMeter:
         began = time.monotonic()
         found = pod_paths.find_pod_paths(
             self._host, pods, kubelet_dir=self._kubelet_dir, pod_logs_dir=self._pod_logs_dir
+        )
+        found = self._ended_layers.add_to(
+            found,
+            {pod.cgroup_uid: None for pod in pods},
+            all_pods=not recount,
+            now=time.clock_gettime(time.CLOCK_BOOTTIME),
         )
         if recount:
             self._drop_caches(found.paths)
@@ -322,6 +330,8 @@ class PodDiskMeter:
             usages[path] = path_usage.read_path(self._host, path)
         except (OSError, Unreadable) as error:
             usages[path] = path_usage.from_error(error)
+            if isinstance(error, FileNotFoundError):
+                self._ended_layers.remove(path)
         self._advance_progress(0)
         return None
 

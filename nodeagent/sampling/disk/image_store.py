@@ -168,7 +168,7 @@ class _Classifier:
         active = [each for each in self._own if not each.committed]
         listed = {each.id: each for each in self._facts.containers} if self._facts is not None else {}
         try:
-            mounted = set(pod_paths.find_layers(self._host, self._host.mounts(), {each.name for each in active}))
+            mounted = set(pod_paths.find_layers(self._host, self._host.mounts()))
         except Unreadable:
             mounted = set()
         found = {}

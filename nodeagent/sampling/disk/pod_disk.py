@@ -53,7 +53,9 @@ def add_up(
     """The sums over a pod's paths. `unknown` lists the paths that were not found; a path without usage is unknown."""
     reasons = list(unknown)
     read_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+    running = {container.container_id for container in pod.containers}
     layers: dict[str, DiskUsage] = {}
+    ended: list[PathUsage] = []
     logs: dict[str, DiskUsage] = {}
     volumes: list[VolumeUsage] = []
     other_bytes = other_inodes = 0
@@ -62,7 +64,9 @@ def add_up(
         if usage.reason:
             reasons.append(f"{path.kind.value} {path.name}: {usage.reason}")
         read_at = min(read_at, usage.read_at)
-        if path.kind is Kind.LAYER:
+        if path.kind is Kind.LAYER and path.name not in running:
+            ended.append(usage)
+        elif path.kind is Kind.LAYER:
             layers[path.name] = DiskUsage(rootfs_bytes=usage.bytes, rootfs_inodes=usage.inodes)
         elif path.kind is Kind.LOGS:
             logs[path.name] = DiskUsage(logs_bytes=usage.bytes, logs_inodes=usage.inodes)
@@ -80,6 +84,8 @@ def add_up(
         logs_inodes=_total(usage.logs_inodes for usage in logs.values()),
         volumes_bytes=_total(volume.used_bytes for volume in on_disk),
         volumes_inodes=_total(volume.used_inodes for volume in on_disk),
+        ended_layer_bytes=_total(usage.bytes for usage in ended) if ended else None,
+        ended_layer_inodes=_total(usage.inodes for usage in ended) if ended else None,
     )
     return PodDisk(
         pod.cgroup_uid, disk, layers, logs, tuple(volumes), other_bytes, other_inodes, read_at, not reasons,

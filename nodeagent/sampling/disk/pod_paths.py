@@ -78,7 +78,7 @@ class PodPaths(NamedTuple):
     unknown: Mapping[str, tuple[str, ...]]
     """UID -> the paths of this pod that were not found, each with its reason."""
     layers: Mapping[str, Mount]
-    """Container id -> its overlay mount."""
+    """Container id -> its overlay mount, of all containers of the host."""
     mounts: Sequence[Mount]
     """The host's mount table; empty if it cannot be read."""
 
@@ -91,8 +91,7 @@ def find_pod_paths(host: Host, pods: Sequence[PodUsage], *, kubelet_dir: str, po
         mounts, trouble = host.mounts(), ""
     except Unreadable as error:
         mounts, trouble = [], str(error)
-    wanted = {c.container_id for pod in pods for c in pod.containers}
-    layers = find_layers(host, mounts, wanted)
+    layers = find_layers(host, mounts)
     points = {mount.point: mount for mount in mounts}
     logs = _log_directories(host, pod_logs_dir, unknown)
     kubelet = _resolved(host, kubelet_dir)
@@ -153,8 +152,8 @@ def _resolved(host: Host, path: str) -> str:
 # --- writable layers -------------------------------------------------------------------------------------------------
 
 
-def find_layers(host: Host, mounts: Iterable[Mount], wanted: set[str]) -> dict[str, Mount]:
-    """Container id -> overlay mount, for each wanted container that has one."""
+def find_layers(host: Host, mounts: Iterable[Mount]) -> dict[str, Mount]:
+    """Container id -> overlay mount, for each container that has one."""
     layers: dict[str, Mount] = {}
     by_root: dict[str, dict[str, Mount]] = {}
     for mount in mounts:
@@ -168,7 +167,7 @@ def find_layers(host: Host, mounts: Iterable[Mount], wanted: set[str]) -> dict[s
         for container, layer in _crio_containers(host, root).items():
             if layer in mounted:
                 layers[container] = mounted[layer]
-    return {container: layers[container] for container in wanted & layers.keys()}
+    return layers
 
 
 def upper_directory(mount: Mount) -> str:

@@ -126,8 +126,8 @@ def _in_directories(pods: Sequence[PodDisk], directories: PodDirectories) -> lis
         ),
         (
             directories.layers,
-            sum(disk.rootfs_bytes or 0 for disk in disks),
-            sum(disk.rootfs_inodes or 0 for disk in disks),
+            sum((disk.rootfs_bytes or 0) + (disk.ended_layer_bytes or 0) for disk in disks),
+            sum((disk.rootfs_inodes or 0) + (disk.ended_layer_inodes or 0) for disk in disks),
         ),
     ]
 

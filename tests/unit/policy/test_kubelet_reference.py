@@ -134,8 +134,8 @@ DISKS = st.builds(
     volumes_bytes=maybe(SIZES),
     volumes_inodes=maybe(COUNTS),
     other_bytes=maybe(SIZES),
-    # A kubelet counts no deleted files.
-    **dict.fromkeys([name for name in DiskUsage._fields if name.startswith("deleted_")], st.none()),
+    # A kubelet counts neither deleted files nor, once the next container runs, the layer of the one before it.
+    **dict.fromkeys([name for name in DiskUsage._fields if name.startswith(("deleted_", "ended_layer_"))], st.none()),
 )
 
 

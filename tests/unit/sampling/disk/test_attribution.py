@@ -57,9 +57,10 @@ def test_a_recorded_node_has_the_numbers_of_its_kubelet(tmp_path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"x" * entry["size"])
     mounts = parse_mounts((DISK_DATA / "imagefs-pressure.mountinfo").read_bytes())
-    layers = pod_paths.find_layers(Host(str(tmp_path)), mounts, {row["id"] for row in recorded["containers"]})
-    assert len(layers) == len(recorded["containers"]) == 4
-    for layer in layers.values():
+    found_layers = pod_paths.find_layers(Host(str(tmp_path)), mounts)
+    layers = [found_layers[row["id"]] for row in recorded["containers"]]
+    assert len(layers) == 4
+    for layer in layers:
         etc = tmp_path / pod_paths.upper_directory(layer).lstrip("/") / "etc"
         etc.mkdir(parents=True)
         for name in ("hostname", "hosts", "resolv.conf"):
