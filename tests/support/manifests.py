@@ -1,6 +1,8 @@
-"""Read the documents of daemonset.yaml and its patches in examples/, for the deployment tests."""
+"""Read the documents of daemonset.yaml and its patches in examples/, and what the chart and the kustomizations make of
+them, for the deployment tests."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,8 @@ BRAKE: Final = REPOSITORY / "examples" / "daemonset-brake.yaml"
 NON_ROOT: Final = REPOSITORY / "examples" / "daemonset-non-root.yaml"
 
 Document = dict[str, Any]
+Objects = dict[tuple[str, str], Document]
+"""By kind and name."""
 
 
 def documents() -> list[Document]:
@@ -90,3 +94,40 @@ def _merged(old: Any, patch: Any, field: str = "") -> Any:
             by[each[MERGE_KEYS[field]]] = _merged(by.get(each[MERGE_KEYS[field]]), each)
         return list(by.values())
     return patch
+
+
+def by_name(documents: list[Document | None]) -> Objects:
+    """The documents by kind and name; None stands for an empty one."""
+    found = {(each["kind"], each["metadata"]["name"]): each for each in documents if each}
+    assert len(found) == sum(each is not None for each in documents)
+    return found
+
+
+def manifest() -> Objects:
+    """The objects of daemonset.yaml."""
+    return by_name([*documents()])
+
+
+def accounts(objects: Objects) -> set[str]:
+    """The users that get a right."""
+    subjects = [each for made in objects.values() for each in made.get("subjects", ())]
+    assert {(each["kind"], each["apiGroup"]) for each in subjects} == {("User", "rbac.authorization.k8s.io")}
+    return {each["name"] for each in subjects}
+
+
+def limited_accounts(objects: Objects) -> set[str]:
+    """The users that a policy limits."""
+    found = re.findall(r'"(system:serviceaccount:[^"]+:[^"]+)"', yaml.safe_dump(list(objects.values()), width=1000))
+    return set(found)
+
+
+def agent_pod(objects: Objects) -> Document:
+    """The pod spec of the DaemonSet."""
+    spec: Document = objects["DaemonSet", "nodeagent"]["spec"]["template"]["spec"]
+    return spec
+
+
+def config_of(objects: Objects) -> str:
+    """The configuration file."""
+    text: str = objects["ConfigMap", "nodeagent"]["data"]["config.yaml"]
+    return text
