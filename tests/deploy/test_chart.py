@@ -251,6 +251,37 @@ def test_another_namespace_is_the_one_of_every_object_and_of_every_policy(render
     assert accounts(objects) == {"system:serviceaccount:ops:nodeagent"}
 
 
+IN_A_PROFILE: tuple[tuple[dict[str, Any], tuple[str, str]], ...] = (
+    ({"escalation": {"onBlocked": "delete"}}, ("ClusterRole", "nodeagent")),
+    ({"protection": {"replacementWait": "10m"}}, ("ClusterRoleBinding", "nodeagent-replacements")),
+    ({"protection": {"nodeFit": True}}, ("ClusterRoleBinding", "nodeagent-node-fit")),
+    ({"evictionRequest": {"enabled": True}}, ("ValidatingAdmissionPolicy", "nodeagent-eviction-requests")),
+    (
+        {"ownLimit": {"enabled": True, "resize": {"enabled": True, "namespaces": ["shop"]}}},
+        ("ValidatingAdmissionPolicy", "nodeagent-resize"),
+    ),
+)
+
+
+@needs_go
+@pytest.mark.parametrize(("keys", "name"), IN_A_PROFILE, ids=lambda each: each[1] if isinstance(each, tuple) else "")
+def test_a_key_of_one_profile_brings_the_rights_that_it_needs(
+    render: Render, keys: dict[str, Any], name: tuple[str, str]
+) -> None:
+    in_the_file = render(config=keys)
+    in_a_profile = render(
+        config={
+            "escalation": {"onBlocked": "wait"},
+            "profiles": [
+                {"name": "a", "nodeSelector": {"pool": "a"}, "evictionRequest": None},
+                {"name": "b", "nodeSelector": {"pool": "b"}, **keys},
+            ],
+        }
+    )
+    assert in_a_profile.keys() == in_the_file.keys()
+    assert in_a_profile[name] == in_the_file[name] != render().get(name)
+
+
 @needs_go
 def test_objects_of_the_prometheus_operator_come_on_request(render: Render) -> None:
     objects = render(monitoring={"podMonitor": True, "rules": True, "labels": {"release": "prom"}})

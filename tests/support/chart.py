@@ -55,23 +55,23 @@ def files() -> dict[str, str]:
             "---\n".join(_template(text) for text in _documents(read["examples/kubernetes-1.35.yaml"])),
         ),
         "leases": _if(
-            'dig "fleet" "maxConcurrentEvictions" 0 .Values.config',
+            _values_of("fleet maxConcurrentEvictions"),
             "---\n".join(_with_policies(text) for text in _documents(read["examples/fleet-leases.yaml"])),
         ),
         "replacements": _if(
-            'dig "protection" "replacementWait" "" .Values.config',
+            _values_of("protection replacementWait"),
             "---\n".join(_template(text) for text in _documents(read["examples/replacements.yaml"])),
         ),
         "node-fit": _if(
-            'dig "protection" "nodeFit" false .Values.config',
+            _values_of("protection nodeFit"),
             "---\n".join(_template(text) for text in _documents(read["examples/node-fit.yaml"])),
         ),
         "eviction-request": _if(
-            'dig "evictionRequest" "enabled" false .Values.config',
+            _values_of("evictionRequest enabled"),
             "---\n".join(_with_policies(text) for text in _documents(read["examples/eviction-request.yaml"])),
         ),
         "resize": _if(
-            'dig "ownLimit" "resize" "enabled" false .Values.config',
+            _values_of("ownLimit resize enabled"),
             "---\n".join(_with_policies(text) for text in _documents(read["examples/resize.yaml"])),
         ),
     }
@@ -114,6 +114,12 @@ def _if(condition: str, text: str) -> str:
     return f"{{{{- if {condition} }}}}\n{text}{{{{- end }}}}\n"
 
 
+def _values_of(path: str) -> str:
+    """The values of this key, of which profiles may have their own."""
+    keys = " ".join(f'"{key}"' for key in path.split())
+    return f'include "nodeagent.valuesOf" (dict "config" .Values.config "path" (list {keys}))'
+
+
 def _with_policies(text: str) -> str:
     text = _template(text)
     return _if(".Values.admissionPolicies", text) if any(f"kind: {kind}\n" in text for kind in POLICIES) else text
@@ -132,7 +138,7 @@ def _with_options(text: str, kind: str) -> str:
         if "pods/status" not in rules:
             return match[0]
         return (
-            _if('eq (dig "escalation" "onBlocked" "" .Values.config) "delete"', rules)
+            _if(f'contains "delete" ({_values_of("escalation onBlocked")})', rules)
             .replace("{{- if", "  {{- if")
             .replace("{{- end", "  {{- end")
         )

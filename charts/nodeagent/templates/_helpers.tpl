@@ -41,6 +41,14 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- mergeOverwrite $config (dict "apiVersion" "nodeagent.io/v1alpha1" "kind" "NodeAgentConfiguration") | toYaml -}}
 {{- end }}
 
+{{/* The values of a key (its path as a list) in `config` and in each of its profiles, except false, 0 and "". */}}
+{{- define "nodeagent.valuesOf" -}}
+{{- range $value := prepend (default list .config.profiles) .config -}}
+{{- range $.path -}}{{- $value = default dict (get $value .) -}}{{- end -}}
+{{- with $value }} {{ . }}{{ end -}}
+{{- end -}}
+{{- end }}
+
 {{/* Nothing, or an error for values that exclude each other. */}}
 {{- define "nodeagent.checkValues" -}}
 {{- if and .Values.nonRoot (or (eq .Values.mode "enforce") .Values.brake.enabled) -}}
