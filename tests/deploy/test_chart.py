@@ -15,6 +15,7 @@ import yaml
 
 from nodeagent import __version__
 from nodeagent.config import load
+from nodeagent.config.schema import Config
 from tests.support import chart
 from tests.support.manifests import (
     BRAKE,
@@ -280,6 +281,28 @@ def test_a_key_of_one_profile_brings_the_rights_that_it_needs(
     )
     assert in_a_profile.keys() == in_the_file.keys()
     assert in_a_profile[name] == in_the_file[name] != render().get(name)
+
+
+@needs_go
+def test_in_another_namespace_the_agent_protects_it_and_has_its_leases_there(render: Render) -> None:
+    def configured(objects: Objects) -> Config:
+        return load.loads(config_of(objects).encode()).config
+
+    fleet = {"maxConcurrentEvictions": 2}
+    objects = render(namespace="ops", config={"fleet": fleet, "protection": {"nodeFit": False}})
+    assert configured(objects).fleet.lease_namespace == "ops"
+    assert configured(objects).protection.namespaces == ("kube-system", "ops")
+    assert objects["Role", "nodeagent-leases"]["metadata"]["namespace"] == "ops"
+    chosen = {"fleet": {**fleet, "leaseNamespace": "slots"}, "protection": {"namespaces": []}}
+    for namespace in ("ops", "nodeagent"):
+        objects = render(namespace=namespace, config=chosen)
+        assert configured(objects).fleet.lease_namespace == "slots"
+        assert configured(objects).protection.namespaces == ()
+        assert objects["Role", "nodeagent-leases"]["metadata"]["namespace"] == "slots"
+        assert objects["RoleBinding", "nodeagent-leases"]["metadata"]["namespace"] == "slots"
+    objects = render(namespace="ops", config={"fleet": None, "protection": None})
+    assert configured(objects).fleet.lease_namespace == "ops"
+    assert configured(objects).protection.namespaces == ("kube-system", "ops")
 
 
 @needs_go

@@ -18,6 +18,7 @@ CHART: Final = REPOSITORY / "charts" / "nodeagent"
 LABELS: Final = "  labels:\n    app.kubernetes.io/name: nodeagent\n"
 CHART_LABELS: Final = '  labels:\n    {{- include "nodeagent.labels" . | nindent 4 }}\n'
 NAMESPACE: Final = "{{ .Release.Namespace }}"
+LEASE_NAMESPACE: Final = '{{ include "nodeagent.leaseNamespace" . }}'
 HEADER: Final = "{{{{/* Generated from {source} by `python -m tests.support.chart`. */}}}}\n"
 POLICIES: Final = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 COPIES: Final = {
@@ -56,7 +57,7 @@ def files() -> dict[str, str]:
         ),
         "leases": _if(
             _values_of("fleet maxConcurrentEvictions"),
-            "---\n".join(_with_policies(text) for text in _documents(read["examples/fleet-leases.yaml"])),
+            "---\n".join(_lease_rights(text) for text in _documents(read["examples/fleet-leases.yaml"])),
         ),
         "replacements": _if(
             _values_of("protection replacementWait"),
@@ -118,6 +119,10 @@ def _values_of(path: str) -> str:
     """The values of this key, of which profiles may have their own."""
     keys = " ".join(f'"{key}"' for key in path.split())
     return f'include "nodeagent.valuesOf" (dict "config" .Values.config "path" (list {keys}))'
+
+
+def _lease_rights(text: str) -> str:
+    return _with_policies(text).replace(f"  namespace: {NAMESPACE}\n", f"  namespace: {LEASE_NAMESPACE}\n")
 
 
 def _with_policies(text: str) -> str:

@@ -31,14 +31,28 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   | toJson -}}
 {{- end }}
 
-{{/* The configuration file: `config` with the header, and the image directory where it is not the usual one. */}}
+{{/* The configuration file: `config` with the header, the image directory where it is not the usual one, and the
+release's namespace where it is not the built-in one. */}}
 {{- define "nodeagent.config" -}}
 {{- $paths := include "nodeagent.paths" . | fromJson -}}
 {{- $config := deepCopy .Values.config -}}
 {{- if not (has $paths.images (list "/var/lib/containerd" "/var/lib/containers")) -}}
 {{- $config = mergeOverwrite (dict "sampling" (dict "imageDir" $paths.images)) $config -}}
 {{- end -}}
+{{- if ne .Release.Namespace "nodeagent" -}}
+{{- $protection := default dict $config.protection -}}
+{{- if not (kindIs "slice" $protection.namespaces) -}}
+{{- $_ := set $protection "namespaces" (list "kube-system" .Release.Namespace) -}}
+{{- $_ := set $config "protection" $protection -}}
+{{- end -}}
+{{- $_ := set $config "fleet" (mergeOverwrite (default dict $config.fleet) (dict "leaseNamespace" (include "nodeagent.leaseNamespace" .))) -}}
+{{- end -}}
 {{- mergeOverwrite $config (dict "apiVersion" "nodeagent.io/v1alpha1" "kind" "NodeAgentConfiguration") | toYaml -}}
+{{- end }}
+
+{{/* Where the Leases of a fleet are. */}}
+{{- define "nodeagent.leaseNamespace" -}}
+{{- default .Release.Namespace (default dict .Values.config.fleet).leaseNamespace -}}
 {{- end }}
 
 {{/* The values of a key (its path as a list) in `config` and in each of its profiles, except false, 0 and "". */}}
