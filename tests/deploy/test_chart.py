@@ -306,6 +306,23 @@ def test_in_another_namespace_the_agent_protects_it_and_has_its_leases_there(ren
 
 
 @needs_go
+@pytest.mark.parametrize("address", [":9100", "0.0.0.0:9100", "[::]:9100"])
+def test_the_probes_ask_the_port_of_the_endpoint(render: Render, address: str) -> None:
+    [container] = agent_pod(render(config={"metrics": {"address": address}}))["containers"]
+    [port] = container["ports"]
+    assert port["containerPort"] == 9100
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == port["name"]
+
+
+@needs_go
+@pytest.mark.parametrize("address", ["", "127.0.0.1:9655", "localhost:9655", "[::1]:9655", "192.0.2.7:9655", ":0"])
+def test_an_endpoint_that_no_probe_can_reach_is_refused(render: Render, address: str) -> None:
+    with pytest.raises(RenderError, match="the probes need a port"):
+        render(config={"metrics": {"address": address}})
+
+
+@needs_go
 def test_objects_of_the_prometheus_operator_come_on_request(render: Render) -> None:
     objects = render(monitoring={"podMonitor": True, "rules": True, "labels": {"release": "prom"}})
     own = by_name(list(yaml.safe_load_all((REPOSITORY / "monitoring" / "prometheusrule.yaml").read_text("utf-8"))))

@@ -63,6 +63,15 @@ release's namespace where it is not the built-in one. */}}
 {{- end -}}
 {{- end }}
 
+{{/* The port of the endpoint, or an error for an address that the probes, which ask the pod's own, do not reach. */}}
+{{- define "nodeagent.metricsPort" -}}
+{{- $address := default "" (default dict .Values.config.metrics).address -}}
+{{- if not (regexMatch "^(0\\.0\\.0\\.0|\\[::\\])?:[1-9][0-9]*$" $address) -}}
+{{- fail (printf "config.metrics.address is %q: the probes need a port on every address of the pod, such as :9655" $address) -}}
+{{- end -}}
+{{- splitList ":" $address | last -}}
+{{- end }}
+
 {{/* Nothing, or an error for values that exclude each other. */}}
 {{- define "nodeagent.checkValues" -}}
 {{- if and .Values.nonRoot (or (eq .Values.mode "enforce") .Values.brake.enabled) -}}
