@@ -323,6 +323,15 @@ def test_an_endpoint_that_no_probe_can_reach_is_refused(render: Render, address:
 
 
 @needs_go
+def test_on_openshift_the_account_may_use_the_constraints_that_its_pods_need(render: Render) -> None:
+    assert ("RoleBinding", "nodeagent-scc") not in render()
+    binding = render(distribution="openshift", namespace="ops")["RoleBinding", "nodeagent-scc"]
+    assert binding["metadata"]["namespace"] == "ops"
+    assert binding["roleRef"]["name"] == "system:openshift:scc:privileged"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "nodeagent", "namespace": "ops"}]
+
+
+@needs_go
 def test_objects_of_the_prometheus_operator_come_on_request(render: Render) -> None:
     objects = render(monitoring={"podMonitor": True, "rules": True, "labels": {"release": "prom"}})
     own = by_name(list(yaml.safe_load_all((REPOSITORY / "monitoring" / "prometheusrule.yaml").read_text("utf-8"))))
