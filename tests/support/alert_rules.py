@@ -106,7 +106,7 @@ ALERTS: Final = (
         "7d",
         "nodeagent_enforcing == 0",
         "nodeagent on {{ $labels.node }} only decides, for a week",
-        "Mode dry-run sends nothing. That is right for a trial and wrong if this node should be protected.",
+        "Mode dry-run changes nothing. That is right for a trial and wrong if this node should be protected.",
     ),
     Alert(
         "NodeAgentLostRace",

@@ -246,7 +246,7 @@ helm install nodeagent charts/nodeagent --namespace nodeagent \\
 ```
 
 With its defaults the chart renders the objects of [daemonset.yaml](../../daemonset.yaml), except the Namespace. `mode`
-dry-run decides and logs, and sends nothing; `--set mode=enforce` later. An error in `config` fails `helm install`.
+dry-run decides and logs, and changes nothing; `--set mode=enforce` later. An error in `config` fails `helm install`.
 
 With `distribution=openshift` a RoleBinding lets the agent's pods use the SecurityContextConstraints `privileged`:
 `restricted-v2` allows no host path. The chart was not tried on OpenShift.

@@ -50,7 +50,7 @@ def test_without_a_terminal_the_end_is_printed_at_once_and_plain() -> None:
     text = printed()
     assert time.monotonic() - began < 8, "no animation"
     assert "\x1b" not in text
-    assert text.endswith("sends nothing\n")
+    assert text.endswith("changes nothing\n")
     for word in ("KUBELET ALONE", "WITH NODEAGENT", "EVICTION ORDER", "Deciding key", "OUTCOME", "SIGKILL", "NEXT"):
         assert word in text
 
