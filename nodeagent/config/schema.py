@@ -387,12 +387,14 @@ class ConditionsConfig(NamedTuple):
     heartbeat_s: Annotated[float, Range(1, bounds.MAX_DURATION_S)] = 300.0
     """How often unchanged conditions are written again."""
     on_exit: OnExit = OnExit.CLEAR
-    """What a clean exit does with the agent's conditions and taints. `clear` removes them. `keep` leaves them, the
-    conditions with the reason NodeAgentStopped, so that a node under pressure stays tainted while the agent is
-    replaced. With `keep` they must be removed by hand after the agent is uninstalled."""
+    """What a clean exit does with the agent's conditions and taints. `clear` removes them; for an uninstallation the
+    DaemonSet goes first, because the agent needs its rights for it (docs/start.md). `keep` leaves them, the conditions
+    with the reason NodeAgentStopped, so that a node under pressure stays tainted while the agent is replaced. With
+    `keep` they must be removed by hand after the agent is uninstalled."""
     taint: bool = True
     """Add a NoSchedule taint (`nodeagent.io/memory-pressure`, `disk-pressure`, `pid-pressure`) with the
-    condition, before a soft eviction, and remove it with the condition. Node credentials cannot add taints."""
+    condition, before a soft eviction, and remove it with the condition. Node credentials cannot add taints. With the
+    cluster autoscaler its `--status-taint` must name them (docs/escalation.md); where it cannot: false."""
 
 
 class FleetConfig(NamedTuple):

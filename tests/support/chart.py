@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import yaml
 
+from nodeagent.actuators.conditions import OWN_PREFIX
 from nodeagent.config import jsonschema
+from nodeagent.model import ConditionType
 from tests.support.paths import REPOSITORY
 
 CHART: Final = REPOSITORY / "charts" / "nodeagent"
@@ -201,7 +203,7 @@ _WHOLE: Final = ("config", "resources", "nodeSelector", "tolerations", "updateSt
 def readme() -> str:
     """The chart's README with a table of the values, from the comments of values.yaml."""
     rows = [f"| `{name}` | `{default}` | {text} |" for name, default, text in _rows()]
-    return README.format(table="\n".join(rows))
+    return README.format(table="\n".join(rows), patch=json.dumps(_PATCH))
 
 
 def _rows() -> Iterator[tuple[str, str, str]]:
@@ -254,7 +256,26 @@ With `distribution=openshift` a RoleBinding lets the agent's pods use the Securi
 | value | default | meaning |
 | --- | --- | --- |
 {table}
+
+## Remove it
+
+The pods end first, while they may still remove their conditions and taints; `helm uninstall` alone takes their rights
+away before that, also with `--cascade` and `--wait`.
+
+```
+kubectl -n nodeagent delete daemonset nodeagent --cascade=foreground
+helm uninstall nodeagent --namespace nodeagent
+```
+
+What was left on a Node (the kubelet resets the conditions that are its own):
+
+```
+kubectl taint node NODE nodeagent.io/memory-pressure:NoSchedule-    # and disk-pressure, pid-pressure
+kubectl patch node NODE --subresource=status --patch '{patch}'
+```
 """
+
+_PATCH: Final = {"status": {"conditions": [{"type": OWN_PREFIX + each, "$patch": "delete"} for each in ConditionType]}}
 
 
 if __name__ == "__main__":
