@@ -16,7 +16,7 @@ from tests.support.nodes import GI, MI, hard, pod
         (Signal.MEMORY, 3 * GI, None, "It used 3Gi of memory."),
         (Signal.NODEFS, 3 * GI, GI, "It used 3Gi of disk space, 2Gi more than its request of 1Gi."),
         (Signal.NODEFS_INODES, 70_000, None, "It used 70000 files (inodes)."),
-        (Signal.PID, 900, None, "It used 900 processes."),
+        (Signal.PID, 900, None, "It used 900 PIDs (processes and threads)."),
         (Signal.MEMORY, None, GI, "How much of the node's memory it used is not known."),
     ],
 )
