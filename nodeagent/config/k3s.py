@@ -6,7 +6,7 @@ settings are drop-ins in DATA-DIR/agent/etc/kubelet.conf.d (since 1.32; before, 
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.problems import ConfigError
@@ -16,10 +16,10 @@ CONFIG_FILE: Final = "/etc/rancher/k3s/config.yaml"
 CONFIG_DIRECTORY: Final = "/etc/rancher/k3s/config.yaml.d"
 DATA_DIRECTORY: Final = "/var/lib/rancher/k3s"
 DROP_IN_DIRECTORY: Final = "agent/etc/kubelet.conf.d"
-FLAGS_BEFORE_DROP_INS: Final = (
-    "--eviction-hard=imagefs.available<5%,nodefs.available<5%",
-    "--eviction-minimum-reclaim=imagefs.available=10%,nodefs.available=10%",
-)
+FLAGS_BEFORE_DROP_INS: Final = {
+    "eviction-hard": "imagefs.available<5%,nodefs.available<5%",
+    "eviction-minimum-reclaim": "imagefs.available=10%,nodefs.available=10%",
+}
 """The flags of k3s before 1.32 (pkg/daemons/agent). The map has no memory.available: such a kubelet evicts for disks
 only."""
 _COPIED: Final = ("--config=", "--config-dir=")
@@ -30,7 +30,7 @@ class K3sSettings(NamedTuple):
     """The settings of k3s that concern its kubelet."""
 
     kubelet_flags: tuple[str, ...]
-    """As on the command line of a kubelet, the later ones win."""
+    """In their order. The name may end with + or -, which mean: after or before the value of k3s."""
     data_directory: str = DATA_DIRECTORY
     unread: str = ""
     """Why a file could not be read; its arguments are then unknown."""
@@ -61,12 +61,26 @@ def read_settings(files: Sequence[tuple[str, str]], arguments: Sequence[str]) ->
 
 def with_drop_ins(settings: K3sSettings) -> tuple[str, ...]:
     """The kubelet's flags where its settings are drop-ins, which contain the files of `config` and `config-dir`."""
-    return tuple(flag for flag in settings.kubelet_flags if not flag.startswith(_COPIED))
+    return tuple(flag for flag in _merge({}, settings.kubelet_flags) if not flag.startswith(_COPIED))
 
 
 def without_drop_ins(settings: K3sSettings) -> tuple[str, ...]:
     """The kubelet's flags of a k3s that writes no drop-ins."""
-    return (*FLAGS_BEFORE_DROP_INS, *settings.kubelet_flags)
+    return _merge(FLAGS_BEFORE_DROP_INS, settings.kubelet_flags)
+
+
+def _merge(own: Mapping[str, str], flags: Sequence[str]) -> tuple[str, ...]:
+    """The flags of k3s and then those of the user. The user's replaces that of k3s, unless its name ends with + or -
+    (GetArgs in pkg/util)."""
+    values: dict[str, list[str]] = {}
+    for flag in flags:
+        given, equals, value = flag.removeprefix("--").partition("=")
+        name = given.rstrip("+-")
+        if name not in values:
+            values[name] = [own[name]] if name in own and given != name else []
+        values[name].insert(0 if given.endswith("-") else len(values[name]), value if equals else "true")
+    merged = {**{name: [value] for name, value in own.items()}, **values}
+    return tuple(f"--{name}={value}" for name, each in merged.items() for value in each)
 
 
 def _entries(text: str, name: str) -> list[tuple[str, list[str]]]:

@@ -111,7 +111,7 @@ def read_settings(
     """The settings of a kubelet with this configuration file (empty: none), these drop-ins (name and text) in their
     order, and these command line arguments.
 
-    A drop-in replaces single entries of a map, a flag the whole map (KEP-3983). Bad content never raises; it is listed
+    A drop-in replaces single entries of a map, flags the whole map (KEP-3983). Bad content never raises; it is listed
     in `problems`.
     """
     problems: list[str] = []
@@ -138,12 +138,8 @@ def describe_thresholds(thresholds: Sequence[Threshold]) -> str:
 
 def flag_value(flags: Sequence[str], flag: str) -> str | None:
     """The last value of a command line flag, `--config=x` or `--config x`; None if it is absent."""
-    found = None
-    for word, following in itertools.zip_longest(flags, flags[1:], fillvalue=""):
-        flag_name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and flag_name == flag:
-            found = value if equals else following
-    return found
+    values = _flag_values(flags, flag)
+    return values[-1] if values else None
 
 
 def find_earlier_thresholds(
@@ -177,6 +173,15 @@ def find_earlier_thresholds(
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _flag_values(flags: Sequence[str], flag: str) -> list[str]:
+    found = []
+    for word, following in itertools.zip_longest(flags, flags[1:], fillvalue=""):
+        flag_name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and flag_name == flag:
+            found.append(value if equals else following)
+    return found
 
 
 def _from_file(text: str, before: _Raw, *, name: str, problems: list[str]) -> _Raw:
@@ -218,9 +223,9 @@ def _strings(node: "YamlNode", path: str, problems: list[str]) -> dict[str, str]
 
 def _with_flags(raw: _Raw, flags: Sequence[str], *, problems: list[str]) -> _Raw:
     for flag, (field, separator) in _MAP_FLAGS.items():
-        value = flag_value(flags, flag)
-        if value is not None:
-            pairs = _pairs(value, separator, flag=flag, problems=problems)
+        values = _flag_values(flags, flag)
+        if values:  # the first one replaces the map, each further one adds to it
+            pairs = _pairs(",".join(values), separator, flag=flag, problems=problems)
             raw = raw._replace(**{field: pairs})  # type: ignore[arg-type]
     for flag, field in _WORD_FLAGS.items():
         value = flag_value(flags, flag)

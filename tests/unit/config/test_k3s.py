@@ -1,5 +1,6 @@
 """The kubelet's arguments in the configuration of k3s."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,10 +36,33 @@ def test_files_of_arguments_that_k3s_copies_into_its_drop_ins_are_not_read_twice
     assert k3s.with_drop_ins(settings) == ("--eviction-hard=memory.available<1Gi",)
 
 
-def test_without_drop_ins_the_flags_of_the_user_win_over_those_of_k3s() -> None:
-    settings = k3s.read_settings([("c", "kubelet-arg: [eviction-hard=memory.available<1Gi]")], ())
-    assert k3s.without_drop_ins(settings)[-1] == "--eviction-hard=memory.available<1Gi"
-    assert k3s.without_drop_ins(settings)[0].startswith("--eviction-hard=imagefs.available<5%")
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        ([], ["--eviction-hard=imagefs.available<5%,nodefs.available<5%"]),
+        (["eviction-hard=memory.available<1Gi"], ["--eviction-hard=memory.available<1Gi"]),
+        (["eviction-hard=a<1", "eviction-hard=b<2"], ["--eviction-hard=a<1", "--eviction-hard=b<2"]),
+        (
+            ["eviction-hard+=memory.available<1Gi"],
+            ["--eviction-hard=imagefs.available<5%,nodefs.available<5%", "--eviction-hard=memory.available<1Gi"],
+        ),
+        (
+            ["eviction-hard-=nodefs.available<1%"],
+            ["--eviction-hard=nodefs.available<1%", "--eviction-hard=imagefs.available<5%,nodefs.available<5%"],
+        ),
+        (["eviction-hard=a<1", "eviction-hard-=b<2"], ["--eviction-hard=b<2", "--eviction-hard=a<1"]),
+    ],
+)
+def test_without_drop_ins_an_argument_of_the_user_replaces_that_of_k3s(arguments: list[str], flags: list[str]) -> None:
+    """A repeated flag adds to the map of the kubelet, so that its own must be left out."""
+    settings = k3s.K3sSettings(tuple(f"--{each}" for each in arguments))
+    found = k3s.without_drop_ins(settings)
+    assert [each for each in found if "eviction-hard" in each] == flags
+    assert "--eviction-minimum-reclaim=imagefs.available=10%,nodefs.available=10%" in found
+
+
+def test_an_argument_without_a_value_is_true() -> None:
+    assert k3s.with_drop_ins(k3s.K3sSettings(("--fail-swap-on",))) == ("--fail-swap-on=true",)
 
 
 @given(

@@ -98,6 +98,22 @@ def test_a_flag_replaces_the_map_of_the_file_as_a_whole() -> None:
     assert kubelet.flag_value(flags, "root-dir") is None
 
 
+def test_a_repeated_flag_adds_to_the_map_of_the_first() -> None:
+    """As two entries in `kubelet-arg` of RKE2 (LangleSeparatedMapStringString.Set in k8s.io/component-base)."""
+    flags = ["--eviction-hard=memory.available<1Gi", "--eviction-hard=nodefs.available<10%,memory.available<2Gi"]
+    settings = kubelet.read_settings("evictionHard: {pid.available: 20%}", flags=flags)
+    assert levels(settings) == {
+        "memory.available": "2Gi",
+        "nodefs.available": "10%",
+        "allocatableMemory.available": "2Gi",
+    }
+    flags = ["--eviction-soft=memory.available<2Gi,pid.available<5%"]
+    flags += [f"--eviction-soft-grace-period={name}.available=1m" for name in ("memory", "pid")]
+    assert [each.grace_period_s for each in kubelet.read_settings(flags=flags).thresholds if not each.hard] == [
+        60.0
+    ] * 2
+
+
 def test_every_eviction_flag_is_read() -> None:
     settings = kubelet.read_settings(
         flags=[
