@@ -75,26 +75,28 @@ def pod_uid_of_process(host: Host, pid: int) -> str | None:
     return HOST
 
 
-class KubeletProcess(NamedTuple):
-    """The process that is the kubelet, or k3s, which contains it."""
+class ServiceProcess(NamedTuple):
+    """A program in a service."""
 
     arguments: tuple[str, ...]
     """Without the program."""
+    pid: str
     k3s: bool = False
-    """The arguments are those of k3s."""
+    """It is k3s, which contains the kubelet: the arguments are those of k3s."""
 
 
 def service_command_line(host: Host, service: str, programs: tuple[str, ...]) -> tuple[str, ...]:
     """Arguments of the first of these programs in a systemd service; empty if none is visible."""
-    return (_command_line(host, f"system.slice/{service}", programs) or ("",))[1:]
+    found = _find_program(host, f"system.slice/{service}", programs)
+    return found.arguments if found is not None else ()
 
 
-def kubelet_process(host: Host) -> KubeletProcess | None:
+def kubelet_process(host: Host) -> ServiceProcess | None:
     """The kubelet's process; None if it is not visible."""
     for cgroup, programs in _KUBELET_CGROUPS:
-        words = _command_line(host, cgroup, programs)
-        if words:
-            return KubeletProcess(words[1:], k3s=programs is _K3S)
+        found = _find_program(host, cgroup, programs)
+        if found is not None:
+            return found._replace(k3s=programs is _K3S)
     return None
 
 
@@ -104,9 +106,9 @@ def kubelet_command_line(host: Host) -> tuple[str, ...]:
     return process.arguments if process is not None and not process.k3s else ()
 
 
-def _command_line(host: Host, cgroup: str, programs: tuple[str, ...]) -> tuple[str, ...]:
-    """The command line of the first of these programs in a cgroup; empty if none is visible. Reading a cgroup takes a
-    few reads, while a search of all of /proc takes 10 us for each process."""
+def _find_program(host: Host, cgroup: str, programs: tuple[str, ...]) -> ServiceProcess | None:
+    """The first of these programs in a cgroup; None if none is visible. Reading a cgroup takes a few reads, while a
+    search of all of /proc takes 10 us for each process."""
     for procs in _PROCS:
         try:
             pids = host.text(procs.format(cgroup)).split()
@@ -121,8 +123,8 @@ def _command_line(host: Host, cgroup: str, programs: tuple[str, ...]) -> tuple[s
             if len(words) == 1:
                 words = words[0].split()
             if words and words[0].rpartition("/")[2] in programs:
-                return tuple(words)
-    return ()
+                return ServiceProcess(tuple(words[1:]), pid)
+    return None
 
 
 def _first_pod_uid(lines: Iterable[str]) -> str | None:

@@ -36,6 +36,7 @@ NOT_FOUND: Final = "no process and no file of the kubelet is visible"
 _KUBEPODS: Final = ("kubepods", "kubepods.slice")
 _MOUNT: Final = "; in a container mount it read-only, as examples/kubelet does"
 """Behind the refusal of a file whose directory is missing."""
+_RELATIVE: Final = "; below the kubelet's working directory, which needs CAP_SYS_PTRACE: give it an absolute path"
 MAX_DROP_INS: Final = 64
 _RECORDED: Final = "/kubelet/configz.json"
 
@@ -125,30 +126,30 @@ def read_sources(host: Host) -> KubeletSources | None:
     if process is None:
         return _usual_sources(host)
     if process.k3s:
-        return _k3s_sources(host, process.arguments)
-    return _sources_of_flags(host, process.arguments)
+        return _k3s_sources(host, process.arguments, process.pid)
+    return _sources_of_flags(host, process.arguments, pid=process.pid)
 
 
-def _sources_of_flags(host: Host, flags: tuple[str, ...], *, place: str = "command line") -> KubeletSources:
+def _sources_of_flags(host: Host, flags: tuple[str, ...], *, pid: str, place: str = "command line") -> KubeletSources:
     """The sources of a kubelet with this command line, which names its files."""
-    path = kubelet.flag_value(flags, "config") or ""
+    path = _path_flag(flags, "config", pid)
     text, refusal = "", ""
-    if path.startswith("/"):
+    if path:
         text, refusal = _read(host, path)
         place = path
-        if refusal and not host.exists(path.rpartition("/")[0]):
-            refusal += _MOUNT
+        if refusal:
+            refusal += _remedy(host, path.rpartition("/")[0])
     if not text and host.recorded and (recorded := _read(host, _RECORDED)[0]):
         path = place = _RECORDED
         text, refusal = recorded, ""
-    directory = kubelet.flag_value(flags, "config-dir") or ""
+    directory = _path_flag(flags, "config-dir", pid)
     drop_ins, drop_ins_refusal = _read_drop_ins(host, directory) if directory else ((), "")
     if drop_ins:
         place += f", {directory}"
     return KubeletSources(path, text, drop_ins, flags, refusal or drop_ins_refusal, place)
 
 
-def _k3s_sources(host: Host, arguments: tuple[str, ...]) -> KubeletSources:
+def _k3s_sources(host: Host, arguments: tuple[str, ...], pid: str) -> KubeletSources:
     if not host.exists(k3s.ANY_DIRECTORY):
         # k3s writes into it on every node: it is not mounted, and with it the arguments of the kubelet are unknown.
         return KubeletSources(refusal=f"{k3s.ANY_DIRECTORY}: not visible, and k3s has a kubelet{_MOUNT}", place="k3s")
@@ -173,7 +174,7 @@ def _k3s_sources(host: Host, arguments: tuple[str, ...]) -> KubeletSources:
     drop_ins, trouble = _read_drop_ins(host, directory)
     if drop_ins or (trouble and host.exists(directory)):
         return KubeletSources("", "", drop_ins, k3s.with_drop_ins(settings), trouble, f"k3s, {directory}")
-    return _sources_of_flags(host, k3s.without_drop_ins(settings), place="k3s")
+    return _sources_of_flags(host, k3s.without_drop_ins(settings), pid=pid, place="k3s")
 
 
 def _usual_sources(host: Host) -> KubeletSources | None:
@@ -200,6 +201,12 @@ def _usual_sources(host: Host) -> KubeletSources | None:
     return KubeletSources(refusal=NOT_FOUND, place="not found") if pods else None
 
 
+def _path_flag(flags: tuple[str, ...], flag: str, pid: str) -> str:
+    """The path in a flag of this process, below its working directory if it is relative; empty without the flag."""
+    path = kubelet.flag_value(flags, flag) or ""
+    return path if not path or path.startswith("/") else f"/proc/{pid}/cwd/{path}"
+
+
 def _is_kubeconfig(text: str) -> bool:
     """True for the kubeconfig that kubeadm writes to /etc/kubernetes/kubelet.conf, where OpenShift has the settings."""
     return "\nclusters:" in f"\n{text}" and "KubeletConfiguration" not in text
@@ -214,6 +221,13 @@ def _read(host: Host, path: str) -> tuple[str, str]:
     return (text, "") if text.strip() else ("", f"{path}: it is empty")
 
 
+def _remedy(host: Host, directory: str) -> str:
+    """What makes a directory visible; empty if it is."""
+    if host.exists(directory):
+        return ""
+    return _RELATIVE if directory.startswith("/proc/") else _MOUNT
+
+
 def _read_drop_ins(host: Host, directory: str) -> tuple[tuple[tuple[str, str], ...], str]:
     """The files `*.conf` of the directory and of those below it, in the order of their names, and why one cannot be
     read."""
@@ -223,7 +237,7 @@ def _read_drop_ins(host: Host, directory: str) -> tuple[tuple[tuple[str, str], .
         names = sorted(host.listdir(directory))
         directories = {name for name, _ in host.subdirectories(directory)}  # as 20-cli-config-dir of k3s
     except Unreadable as error:
-        return (), str(error) if host.exists(directory) else f"{error}{_MOUNT}"
+        return (), f"{error}{_remedy(host, directory)}"
     for name in names[:MAX_DROP_INS]:
         path = f"{directory}/{name}"
         if name in directories:

@@ -68,6 +68,23 @@ def test_the_command_line_names_another_file_and_its_flags_win(tmp_path: Path) -
     assert {each.value.text for each in view.thresholds} == {"250Mi"}
 
 
+def test_a_relative_path_is_below_the_working_directory_of_the_kubelet(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    running_kubelet(tmp_path, "--config=kubelet.yaml", "--config-dir=./kubelet.d")
+    reading = kubelet_config.read_thresholds(open_host(str(tmp_path)))
+    assert reading.known is None, "its file is not read, so the defaults are no fact"
+    assert "give it an absolute path" in reading.notes[0].message
+    put(tmp_path, "/opt/kubelet.yaml", STRICT)
+    put(tmp_path, "/opt/kubelet.d/10.conf", "evictionHard: {memory.available: 600Mi}\n")
+    (tmp_path / "proc/77/cwd").symlink_to(tmp_path / "opt")
+    reading = kubelet_config.read_thresholds(open_host(str(tmp_path)))
+    assert {str(each.signal): each.value.text for each in reading.known or ()} == {
+        "memory.available": "600Mi",
+        "allocatableMemory.available": "600Mi",
+        "pid.available": "1%",
+    }
+
+
 def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     running_kubelet(tmp_path, "--config=/gone.yaml")
