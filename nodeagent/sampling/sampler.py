@@ -302,6 +302,10 @@ class Sampler:
             return before
         hierarchy = cgroups.detect_hierarchy(self._host)
         kubepods, no_kubepods = cgroups.find_kubepods(self._host, hierarchy, cgroup_root=self._config.cgroup_root)
+        if kubepods is None and before is not None and self._has_kubepods(before):
+            # The detection lacked a descriptor or memory.
+            self._layout = before._replace(detected_at=now - _LAYOUT_S + _NO_KUBEPODS_S)
+            return self._layout
         layout, retry_s = self._detect_filesystems()
         if before is None or (before.hierarchy, before.kubepods) != (hierarchy, kubepods):
             self._files.close()
@@ -322,6 +326,10 @@ class Sampler:
             page_cache_blocked=page_cache.reclaim_blocked(self._host, hierarchy, kubepods),
         )
         return self._layout
+
+    def _has_kubepods(self, layout: HostLayout) -> bool:
+        kubepods = layout.kubepods
+        return kubepods is not None and self._host.exists(f"{layout.hierarchy.memory}{kubepods.path}")
 
     def _detect_filesystems(self) -> tuple[filesystems.Layout, float]:
         """The layout, and after which time to detect it again. A known one stays while a file system does not answer: a
@@ -363,8 +371,10 @@ class Sampler:
         try:
             listed = self._pods.list_pods()
         except Unreadable as error:
-            self._layout = None
-            return (), (Note(NoteKind.PODS, f"the pods' cgroup cannot be listed: {error}"),)
+            if error.gone:
+                self._layout, self._usages = None, ()
+            # Else nothing shows that a pod is gone, and the time of the last readings shows their age.
+            return self._usages, (Note(NoteKind.PODS, f"the pods' cgroup cannot be listed: {error}"),)
         if listed is not self._cgroups:
             self._cgroups, self._uids = listed, frozenset([cgroup.uid for cgroup in listed])
         self._names.refresh(self._uids, now=snapshot.taken_at)

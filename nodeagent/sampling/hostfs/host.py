@@ -53,6 +53,12 @@ class Unreadable(Exception):  # noqa: N818 - named for the state of the file
         """As in errno.h; 0 if the content, not the kernel, is the reason."""
         self.reason = reason
 
+    @property
+    def gone(self) -> bool:
+        """True if it does not exist any more (ENODEV: its cgroup was removed). Every other error may be one of this
+        process, which has no descriptor or memory left."""
+        return self.errno in (errno.ENOENT, errno.ENODEV)
+
     def __reduce__(self) -> tuple[type["Unreadable"], tuple[str, int, str]]:
         return Unreadable, (self.path, self.errno, self.reason)
 

@@ -132,8 +132,7 @@ class PodCache:
         """The pods that the API server lists, by the UID in the cgroup's name."""
 
     def list_pods(self) -> Sequence[PodCgroup]:
-        """The pod cgroups: the same sequence while they are unchanged. Raises Unreadable if kubepods cannot be
-        listed."""
+        """The pod cgroups: the same sequence while they are unchanged. Raises Unreadable if they cannot be listed."""
         self._usage_texts = None
         if self._is_listing_valid():
             self._usage_texts = self._files.numbers(self._usage_files)
@@ -258,7 +257,7 @@ class PodCache:
         try:
             values = self._read_values(cgroup, directory, before and before.values, changes, sample)
         except Unreadable as error:
-            if not self._host.exists(directory):
+            if error.gone and not self._host.exists(directory):
                 return None
             sample.notes.append(Note(NoteKind.POD, str(error), about=cgroup.uid))
             unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=sample.now, system_partition=cgroup.system)

@@ -40,8 +40,8 @@ class CgroupListing(NamedTuple):
 
 
 def list_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> CgroupListing:
-    """The pod cgroups, sorted by path. A QoS directory that is gone has no pods. Raises Unreadable if kubepods itself
-    cannot be listed."""
+    """The pod cgroups, sorted by path. A QoS directory that is gone has no pods. Raises Unreadable if kubepods is gone,
+    or if a directory that exists cannot be listed."""
     root = hierarchy.memory or ""
     pods: list[PodCgroup] = []
     counts: list[tuple[str, int]] = []
@@ -53,8 +53,8 @@ def list_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> CgroupLis
         counts.append((directory, _count_children(host, directory)))
         try:
             entries = host.subdirectories(directory)
-        except Unreadable:
-            if parent.path == kubepods.path:
+        except Unreadable as error:
+            if parent.path == kubepods.path or not error.gone:
                 raise
             complete = False
             continue  # removed after its parent was listed

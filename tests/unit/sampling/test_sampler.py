@@ -1,9 +1,12 @@
 """The sampler: when it detects the layout of the host again, and how it combines its parts."""
 
+import contextlib
 import errno
+import resource
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,43 @@ def test_a_removed_kubepods_is_a_note_and_is_found_again_a_second_after_its_retu
         write_node(tmp_path, node)
         now += 1.0
         assert len(sampler.sample().pods) == 1
+
+
+@contextlib.contextmanager
+def without_descriptors() -> Iterator[None]:
+    """The kernel opens nothing more for this process; what is open can be read."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("after_s", [0.02, 61.0])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_pods_that_cannot_be_listed_keep_their_readings_with_their_time(
+    tmp_path: Path, version: str, after_s: float
+) -> None:
+    """A pod without a usage counts as gone, and nothing takes that back. `after_s`: also if the layout is due."""
+    pods = (TreePod("a/one"), TreePod("a/two"))
+    root = write_node(tmp_path, Node(cgroup=version, pods=pods))
+    now, api = 100.0, [_api_pod(pod) for pod in pods]
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
+        before = sampler.sample(api, 1.0)
+        for _ in range(3):
+            now += after_s
+            with without_descriptors():
+                failed = sampler.sample(api, 1.0)
+            assert failed.pods == before.pods
+            assert {_usage(view).read_at for view in failed.pods} == {100.0}
+            [note] = [note.message for note in failed.notes if note.subject == "pods"]
+            assert "cannot be listed" in note
+            assert note.endswith("Too many open files")
+        now += 1.0
+        assert {_usage(view).read_at for view in sampler.sample(api, 1.0).pods} == {now}
+        write_node(tmp_path, Node(cgroup=version, pods=pods[:1]))
+        assert [view.usage is not None for view in sampler.sample(api, 1.0).pods] == [True, False]
 
 
 def test_an_agent_that_starts_before_the_kubelet_lists_its_pods_a_second_after_they_started(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The pod cgroups below kubepods, in each driver's tree and with a system partition."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import QOSClass
 from nodeagent.sampling.hostfs import cgroups, processes
-from nodeagent.sampling.hostfs.host import open_host
+from nodeagent.sampling.hostfs.host import Host, Unreadable, open_host
 from nodeagent.sampling.pods import pod_cgroups
 from nodeagent.sampling.sampler import Sampler
 from tests.support.trees import GI, MI, Node, TreePod, pod_cgroup, write_node
@@ -104,3 +106,35 @@ def test_a_system_partition_that_appears_and_goes_is_followed(tmp_path: Path) ->
         write_node(tmp_path, Node(pods=PODS[3:]))
         counts.append(len(sampler.sample(fresh=False).pods))
     assert counts == [3, 6, 3]
+
+
+class FailingHost(Host):
+    """A kernel that fails to list one directory."""
+
+    def __init__(self, root: str, name: str, number: int) -> None:
+        super().__init__(root)
+        self._name, self._number = name, number
+
+    def subdirectories(self, path: str) -> list[tuple[str, int]]:
+        if path.endswith(self._name):
+            raise Unreadable(path, self._number, os.strerror(self._number))
+        return super().subdirectories(path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO])
+def test_a_qos_class_that_cannot_be_listed_is_not_taken_for_one_without_pods(tmp_path: Path, number: int) -> None:
+    host = FailingHost(write_node(tmp_path, Node(pods=PODS)), "burstable.slice", number)
+    hierarchy = cgroups.detect_hierarchy(host)
+    kubepods, _ = cgroups.find_kubepods(host, hierarchy)
+    assert kubepods is not None
+    with pytest.raises(Unreadable):
+        pod_cgroups.list_pods(host, hierarchy, kubepods)
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])
+def test_a_qos_class_that_was_removed_meanwhile_has_no_pods(tmp_path: Path, number: int) -> None:
+    host = FailingHost(write_node(tmp_path, Node(pods=PODS[:3])), "burstable.slice", number)
+    hierarchy = cgroups.detect_hierarchy(host)
+    kubepods, _ = cgroups.find_kubepods(host, hierarchy)
+    assert kubepods is not None
+    assert len(pod_cgroups.list_pods(host, hierarchy, kubepods).pods) == 2
