@@ -129,6 +129,7 @@ TRANSITIONS: Final[Mapping[tuple[EvictionStage, EvictionEvent], EvictionStage | 
 }
 
 _BY_TOKENS: Final = "if the eviction spent tokens; a terminating pod that is only shortened has no part in it"
+_UNREAD: Final = "only if the pod is terminating or no longer listed, or finished after an EvictionRequest"
 MACHINE: Final = Machine(
     "Evictions in flight",
     "nodeagent/policy/in_flight.py",
@@ -155,10 +156,8 @@ MACHINE: Final = Machine(
         (_S.PLANNED, _E.NOT_LISTED): "its tokens return",
         (_S.PLANNED, _E.TERMINATING): _BY_TOKENS,
         (_S.UNCERTAIN, _E.TERMINATING): _BY_TOKENS,
-        (
-            _S.PLANNED,
-            _E.CGROUP_GONE,
-        ): "only if the pod is terminating or no longer listed: one failed read proves nothing",
+        **{(stage, _E.CGROUP_GONE): _UNREAD for stage in (_S.PLANNED, _S.REQUESTED)},
+        (_S.UNCERTAIN, _E.CGROUP_GONE): "as in `requested` after an EvictionRequest; else the list may be late, too",
         (_S.ACCEPTED, _E.TIME_UP): "a failure, which counts for the circuit breaker, unless the pod was only shortened",
         (_S.DRY_RUN, _E.CGROUP_GONE): "only if the pod is no longer listed",
         (_S.DRY_RUN, _E.TIME_UP): "only if its signal is healthy; at once in the mode `enforce`",
@@ -335,12 +334,12 @@ def _pod_event(entry: InFlightEviction, view: PodView | None, snapshot: NodeSnap
         return EvictionEvent.CGROUP_GONE if view is None else None
     if snapshot.taken_at <= entry.sample_at:
         return None
-    if view is None or view.usage is None:
-        unreadable = view is not None and view.pod.deletion_wall is None and entry.stage is EvictionStage.PLANNED
-        return None if unreadable else EvictionEvent.CGROUP_GONE
-    if view.pod.deletion_wall is not None and entry.buckets:
-        return EvictionEvent.TERMINATING
-    return None
+    if view is None:
+        return EvictionEvent.CGROUP_GONE
+    if view.usage is None:
+        unproven = entry.stage is EvictionStage.PLANNED or (entry.awaits_others and not view.pod.finished)
+        return None if unproven and view.pod.deletion_wall is None else EvictionEvent.CGROUP_GONE
+    return EvictionEvent.TERMINATING if view.pod.deletion_wall is not None and entry.buckets else None
 
 
 def _is_overdue(entry: InFlightEviction, *, now: float, config: Config, healthy: Container[Signal]) -> bool:

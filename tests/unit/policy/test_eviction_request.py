@@ -304,6 +304,27 @@ def test_a_withdrawal_is_ordered_until_it_is_confirmed_also_after_a_restart() ->
     assert not eviction_request.is_pending(node.state.eviction_requests)
 
 
+@pytest.mark.parametrize("kind", [CREATED, OutcomeKind.REQUEST_UNCERTAIN])
+def test_a_pod_whose_cgroup_could_not_be_read_once_keeps_its_request(kind: OutcomeKind) -> None:
+    node = Node()
+    first = node.requested(kind)
+    node.decide(3, FAT._replace(usage=None))
+    assert methods(node.decide(4)) == []
+    assert node.tokens(4) == {999}
+    for at in (5, 15):
+        node.decide(at, available=3 * GI)
+    assert [(order.plan_id, order.withdraw) for order in node.orders] == [(first.id, True)]
+
+
+def test_the_request_of_a_pod_that_has_finished_ends_with_its_cgroup() -> None:
+    """As by the kubelet's own eviction, which leaves the object."""
+    node = Node()
+    node.requested()
+    node.decide(3, FAT._replace(usage=None, pod=FAT.pod._replace(phase="Failed")))
+    assert node.stages == [EvictionStage.GONE]
+    assert node.orders == ()
+
+
 def test_the_request_of_a_pod_that_is_gone_is_not_withdrawn() -> None:
     node = Node()
     node.requested()

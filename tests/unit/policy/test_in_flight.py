@@ -146,11 +146,22 @@ def test_the_snapshot_of_the_decision_itself_changes_nothing() -> None:
     assert observed(state, snapshot()).state.entries == state.entries
 
 
-def test_a_cgroup_that_cannot_be_read_once_is_not_taken_for_an_eviction() -> None:
-    state = InFlightState((entry("hog", stage=EvictionStage.PLANNED),))
+@pytest.mark.parametrize(
+    ("stage", "request_s"),
+    [(EvictionStage.PLANNED, 0.0), (EvictionStage.REQUESTED, 60.0), (EvictionStage.UNCERTAIN, 60.0)],
+)
+def test_a_cgroup_that_cannot_be_read_once_is_not_taken_for_an_eviction(stage: EvictionStage, request_s: float) -> None:
+    state = InFlightState((entry("hog", stage=stage, request_s=request_s),))
     after = observed(state, snapshot(view("hog")._replace(usage=None), at=NOW + 1))
     assert after.state.entries == state.entries
     assert after.confirmed == ()
+
+
+def test_a_pod_without_a_cgroup_is_gone_after_a_lost_answer_although_the_list_is_older() -> None:
+    """The kubelet may have another API server than the agent, whose list stands still."""
+    state = InFlightState((entry("hog", stage=EvictionStage.UNCERTAIN),))
+    after = observed(state, snapshot(view("hog")._replace(usage=None), at=NOW + 1))
+    assert [each.stage for each in after.state.entries] == [EvictionStage.GONE]
 
 
 # --- measured relief --------------------------------------------------------------------------------------------------
