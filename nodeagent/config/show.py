@@ -5,6 +5,7 @@ kept. The loader reads it back to the same configuration.
 """
 
 import enum
+import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -49,15 +50,26 @@ def active_profiles(loaded: LoadedConfig) -> str | None:
 
 
 def without_secrets(loaded: LoadedConfig) -> LoadedConfig:
-    """The configuration without the arguments of commands: they may be anything, and all else is no secret."""
-    actions = tuple(
-        [
-            action._replace(command=(action.command[0], HIDDEN)) if len(action.command) > 1 else action
-            for action in loaded.config.reclaim.actions
-        ]
+    """The configuration without the arguments of commands and the path of a hook's address: they may be anything, and
+    all else is no secret."""
+    config = loaded.config
+    actions = tuple([action._replace(command=_without_arguments(action.command)) for action in config.reclaim.actions])
+    hook = config.hooks.before_eviction
+    hook = hook._replace(command=_without_arguments(hook.command), url=_without_path(hook.url))
+    return loaded._replace(
+        config=config._replace(
+            reclaim=config.reclaim._replace(actions=actions), hooks=config.hooks._replace(before_eviction=hook)
+        )
     )
-    reclaim = loaded.config.reclaim._replace(actions=actions)
-    return loaded._replace(config=loaded.config._replace(reclaim=reclaim))
+
+
+def _without_arguments(command: tuple[str, ...]) -> tuple[str, ...]:
+    return (command[0], HIDDEN) if len(command) > 1 else command
+
+
+def _without_path(url: str) -> str:
+    parts = urllib.parse.urlsplit(url)
+    return url if parts.path in ("", "/") and not parts.query else f"{parts.scheme}://{parts.netloc}/(hidden)"
 
 
 def plain_value(key: ConfigKey, value: Any) -> Any:

@@ -108,7 +108,17 @@ def test_the_whole_recording_is_in_the_file(
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["ticket.zip"]
 
 
-def test_no_secret_is_in_the_file(state: Path, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("hook", "shown"),
+    [
+        (f"{{command: [/usr/bin/dump, {SECRET}]}}", '["/usr/bin/dump", "(arguments hidden)"]'),
+        (f"{{url: 'https://hooks.example:8443/{SECRET}'}}", '"https://hooks.example:8443/(hidden)"'),
+        (f"{{url: 'https://hooks.example?token={SECRET}'}}", '"https://hooks.example/(hidden)"'),
+    ],
+)
+def test_no_secret_is_in_the_file(
+    hook: str, shown: str, state: Path, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET_OF_THE_ENVIRONMENT", SECRET)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(f"token: {SECRET}")
@@ -117,6 +127,7 @@ def test_no_secret_is_in_the_file(state: Path, host: Path, tmp_path: Path, monke
         "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
         f"cluster: {{kubeconfig: {kubeconfig}}}\n"
         f"reclaim: {{actions: [{{name: hook, command: [/usr/bin/curl, -H, 'Authorization: {SECRET}']}}]}}\n"
+        f"hooks: {{beforeEviction: {hook}}}\n"
     )
     (state / "samples" / "samples-1.rec").unlink()
     header = named_node.header()._replace(configuration="")
@@ -126,6 +137,7 @@ def test_no_secret_is_in_the_file(state: Path, host: Path, tmp_path: Path, monke
     assert SECRET.encode() not in everything(out)
     text = members(out)["config.yaml"].decode()
     assert '["/usr/bin/curl", "(arguments hidden)"]' in text
+    assert shown in text
     assert load.loads(text).config.reclaim.actions[0].name == "hook"
 
 
