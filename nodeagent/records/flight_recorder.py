@@ -118,11 +118,24 @@ class FlightRecorder:
         try:
             if self._path.exists() and self._path.stat().st_size + len(line) > MAX_FILE_BYTES:
                 self._path.replace(self._older)
+            # A write that was cut off, by a full disk or a kill, must not take the next record with it.
+            line = b"\n" + line if self._ends_within_a_line() else line
             with os.fdopen(regular_files.open_to_append(self._path), "ab") as file:
                 file.write(line)
         except OSError as error:
             return f"{self._path}: {error.strerror}"
         return ""
+
+    def _ends_within_a_line(self) -> bool:
+        try:
+            fd = regular_files.open_to_read(self._path)
+        except FileNotFoundError:
+            return False
+        try:
+            size = os.fstat(fd).st_size
+            return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        finally:
+            os.close(fd)
 
 
 def read_records(location: Path) -> Iterator[dict[str, Any]]:

@@ -76,6 +76,9 @@ def test_a_line_truncated_by_a_crash_is_the_only_loss(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(path.read_bytes()[:-10])
     assert [record["id"] for record in flight_recorder.read_records(tmp_path)] == ["abc-1"]
+    for number in (3, 4):
+        assert flight_recorder.FlightRecorder(tmp_path).decision(PLAN._replace(id=f"abc-{number}"), wall_time=1.0) == ""
+    assert [record["id"] for record in flight_recorder.read_records(tmp_path)] == ["abc-1", "abc-3", "abc-4"]
 
 
 def test_a_directory_that_cannot_be_written_is_a_reason_and_no_error(tmp_path: Path) -> None:
