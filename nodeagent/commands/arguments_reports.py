@@ -171,7 +171,9 @@ def add_explain(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--recording", metavar="FILE|DIR", help="read a snapshot file or a recorder's directory instead"
     )
     explain.add_argument(
-        "--config", metavar="FILE", help="read stateDir from this file; with --owner also the configuration in force"
+        "--config",
+        metavar="FILE",
+        help="read stateDir from this file; with --owner also the configuration in force (default: $NODEAGENT_CONFIG)",
     )
     explain.add_argument("--pod", metavar="NAMESPACE/NAME", type=arguments_common.pod, help="all that touched this pod")
     explain.add_argument("--owner", action="store_true", help="with --pod: its last eviction for its owner")
@@ -180,7 +182,7 @@ def add_explain(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--since",
         metavar="TIME",
         type=arguments_common.since,
-        help="only what happened since: a duration (1h30m) or a time (RFC 3339); of a story the begin of its curves",
+        help="what happened since: a duration (1h30m) or a time (RFC 3339); of one decision the begin of its curves",
     )
     explain.add_argument(
         "-n", "--last", metavar="N", type=arguments_common.count, default=20, help="length of the list (default: 20)"
@@ -225,7 +227,11 @@ def add_tune(commands: "argparse._SubParsersAction[Parser]") -> None:
     tune.add_argument(
         "places", metavar="FILE|DIR", nargs="*", help="snapshot files, state or recorder directories, .rec files"
     )
-    tune.add_argument("--config", metavar="FILE", help="its thresholds are candidates too (default: the built-in ones)")
+    tune.add_argument(
+        "--config",
+        metavar="FILE",
+        help="its thresholds are candidates too (default: $NODEAGENT_CONFIG, or built-in ones)",
+    )
     tune.add_argument(
         "--within",
         metavar="TIME",

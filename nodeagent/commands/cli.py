@@ -260,9 +260,8 @@ def _explain(options: Options) -> int:
     if message := next((text for given, text in wrong if given), ""):
         raise _FailureError(message, exit_codes.USAGE)
     given = options.recording or options.state_dir
-    config = (
-        None if given is not None and options.config is None else _load_config(options.config, of_this_node=True).config
-    )
+    named = arguments_common.config_file(options.config)
+    config = None if given is not None and options.config is None else _load_config(named, of_this_node=True).config
     try:
         if given is not None or config is None:
             source = explain.open_source(Path(given or ""), now=time.time())
@@ -282,7 +281,7 @@ def _explain(options: Options) -> int:
                 color=options.color,
                 html=options.html,
             ),
-            config=config,
+            config=config if named is not None else None,
         )
     except ExplainError as error:
         raise _FailureError(str(error), exit_codes.UNKNOWN) from error
@@ -316,7 +315,7 @@ def _tune(options: Options) -> int:
         tune.run(
             places=options.places,
             prometheus=prometheus,
-            config=_load_config(options.config).config,
+            config=_load_config(arguments_common.config_file(options.config)).config,
             within_s=options.within,
             output=options.output,
             color=options.color,

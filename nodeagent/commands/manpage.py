@@ -20,7 +20,7 @@ _FILES: Final = (
 )
 _ENVIRONMENT: Final = (
     ("NODE_NAME", "Name of this node's object, as --node-name."),
-    ("NODEAGENT_CONFIG", "Configuration file, as --config of check, run, snapshot and config show."),
+    ("NODEAGENT_CONFIG", "Configuration file, as --config. replay needs the option."),
     ("NODEAGENT_HOST_ROOT", "Root of the host, as --host-root."),
     ("NODEAGENT_MODE", "dry-run or enforce; replaces `mode` of the configuration."),
     ("KUBECONFIG", "How to reach the API server outside a cluster, as --kubeconfig."),

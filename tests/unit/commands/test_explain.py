@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -123,6 +125,29 @@ def test_the_configuration_can_be_given_where_none_is_recorded(
     )
     (tmp_path / "config.yaml").write_text(incident.CONFIGURATION)
     assert "Mi or more, instead of 512Mi" in run(capsys, *place, "--config", tmp_path / "config.yaml")
+
+
+def test_the_configuration_of_the_agents_pod_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incident.record(tmp_path)
+    config = tmp_path / "config.yaml"
+    config.write_text(f"{incident.CONFIGURATION}stateDir: {tmp_path}\n")
+    monkeypatch.setenv("NODEAGENT_CONFIG", str(config))
+    assert "Mi or more, instead of 512Mi" in run(capsys, "--pod", "shop/batch", "--owner")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a directory at the default of stateDir")
+def test_the_built_in_configuration_is_not_taken_for_the_one_in_force(tmp_path: Path) -> None:
+    incident.record(tmp_path)
+    script = (
+        f"mount -t tmpfs none /run && mkdir /run/nodeagent && mount --bind {tmp_path} /run/nodeagent && "
+        f"{sys.executable} -m nodeagent explain --pod shop/batch --owner"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "Not known: the configuration that was in force is not recorded: name it with --config." in done.stdout
 
 
 def test_a_pod_has_everything_that_touched_it(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
