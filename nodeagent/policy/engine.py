@@ -19,8 +19,10 @@ threshold and no other, as in the kubelet's sync loop (KUBELET-CONTRACT 3). Rate
 still apply.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from nodeagent.config.schema import Config
 from nodeagent.model import (
@@ -50,6 +52,7 @@ from nodeagent.policy import (
     in_flight,
     local_storage_eviction,
     memory_shortage,
+    node_fit,
     own_limit_eviction,
     own_limit_resize,
     page_cache,
@@ -57,6 +60,7 @@ from nodeagent.policy import (
     preconditions,
     rate_limits,
     reclaim,
+    replacement,
     resizes,
     signal_plan,
     thresholds,
@@ -72,6 +76,8 @@ from nodeagent.policy.own_limits import NearLimit
 from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.signal_plan import DecisionContext, SignalPlan
 from nodeagent.policy.state import PolicyState
+
+_Lookup = TypeVar("_Lookup")
 
 
 def decide(
@@ -305,20 +311,20 @@ def _plan_most_urgent(
     context: DecisionContext, judged: Sequence[SignalVerdict], limit_state: RateLimitState, *, always_rank: bool
 ) -> tuple[SignalPlan, tuple[Refusal, ...], RateLimitState]:
     """The plan for the first due threshold with victims or reclaim orders, in order of urgency; with the kubelet's
-    order for the first due threshold alone."""
+    order for the first due threshold alone. It has the look-ups of every planned threshold."""
     refusals: tuple[Refusal, ...] = ()
-    first: SignalPlan | None = None
+    plans: list[SignalPlan] = []
     for verdict in _due(judged, kubelet=context.config.ranking.kubelet):
         plan, limit_state = signal_plan.plan_signal(context, verdict, limit_state)
         # The reclaim state counts what the evictions of every threshold waited for, also of those not reported.
         context = context._replace(reclaims=plan.reclaim_state or context.reclaims)
         plan = plan._replace(reclaim_state=context.reclaims)
         refusals = (*refusals, *plan.refusals)
+        plans.append(plan)
         if plan.victims or plan.reclaims or plan.hooks or context.config.ranking.kubelet:
-            return plan, refusals, limit_state
-        first = first or plan
-    if first is not None:
-        return first._replace(reclaim_state=context.reclaims), refusals, limit_state
+            return _with_lookups(plan, plans), refusals, limit_state
+    if plans:
+        return _with_lookups(plans[0]._replace(reclaim_state=context.reclaims), plans), refusals, limit_state
     met = [verdict for verdict in judged if any(each.met for each in verdict.thresholds)]
     signal = min((each.signal for each in met), key=lambda each: SIGNAL_TABLE[each].urgency, default=Signal.MEMORY)
     if not met and not always_rank:
@@ -326,6 +332,20 @@ def _plan_most_urgent(
         return SignalPlan(signal), (), limit_state
     ranked_pods = context.rank_pods(signal, tier=Tier.SOFT)
     return SignalPlan(signal, ranked_pods.order, tuple(ranked_pods.pods)), (), limit_state
+
+
+def _with_lookups(plan: SignalPlan, plans: Sequence[SignalPlan]) -> SignalPlan:
+    """The plan with the look-ups of all plans."""
+    return plan._replace(
+        owner_lookups=_in_turn([each.owner_lookups for each in plans])[: replacement.MAX_LOOKUPS],
+        node_fit_lookups=_in_turn([each.node_fit_lookups for each in plans])[: node_fit.MAX_LOOKUPS],
+    )
+
+
+def _in_turn(lists: Iterable[Sequence[_Lookup]]) -> tuple[_Lookup, ...]:
+    """The first of each list, then the second of each, and so on: the first is that of the pod to evict."""
+    rows = itertools.zip_longest(*lists)
+    return tuple(dict.fromkeys(each for row in rows for each in row if each is not None))
 
 
 def _due(judged: Sequence[SignalVerdict], *, kubelet: bool) -> list[ThresholdVerdict]:

@@ -147,3 +147,20 @@ def test_room_is_asked_for_before_the_owner_and_before_an_eviction_slot() -> Non
 def test_what_is_read_at_once_is_bounded() -> None:
     plan = decide(5, *[fat(None, f"p{number}", GI) for number in range(30)])
     assert len(plan.node_fit_lookups) == node_fit.MAX_LOOKUPS
+
+
+def test_the_pod_to_evict_of_every_due_threshold_is_read_first() -> None:
+    settings = nodes.config(
+        soft(), soft(Signal.PID, value=4096), protection=ProtectionConfig(node_fit=True, replacement_wait_s=600.0)
+    )
+    available: dict[Signal, int | None] = {Signal.MEMORY: 900 * MI, Signal.PID: 1000}
+    pods = [fat(None, f"p{number}", GI) for number in range(12)]
+    forks = nodes.view("forks", MI, usage_more={"process_count": 8000, "thread_count": 8000})
+    state = initial("t", now=NOW)
+    for when in (4.0, 5.0):
+        seen = nodes.snapshot(*pods, forks, at=NOW + when, available=available)
+        plan, state = engine.decide(seen, state, now=NOW + when, config=settings)
+    assert set(codes(plan)) == {RefusalCode.WAITS_FOR_NODES}
+    assert wanted(plan)[0].startswith("uid-shop-p")
+    assert wanted(plan)[1] == "uid-shop-forks"
+    assert len(wanted(plan)) == len(set(wanted(plan))) == node_fit.MAX_LOOKUPS

@@ -122,6 +122,30 @@ def test_a_reading_from_before_our_last_eviction_of_the_owner_counts_as_none() -
     assert "waiting up to 5s" in waiting.ranking[0].refusals[0].message
 
 
+def test_the_owner_of_a_less_urgent_threshold_is_read_too() -> None:
+    """Memory leaks outside the pods; PIDs have a victim."""
+    settings = nodes.config(
+        soft(),
+        soft(Signal.PID, value=4096),
+        protection=ProtectionConfig(replacement_wait_s=WAIT_S),
+    )
+    available: dict[Signal, int | None] = {Signal.MEMORY: 600 * MI, Signal.PID: 1000}
+
+    def decided(replicas: OwnerReplicas | None) -> Plan:
+        view = fat(replicas, memory=10 * MI, usage_more={"process_count": 8000, "thread_count": 8000})
+        state = initial("t", now=NOW)
+        for when in (4.0, 5.0):
+            seen = nodes.attributed(nodes.snapshot(view, at=NOW + when, available=available))
+            plan, state = engine.decide(seen, state, now=NOW + when, config=settings)
+        return plan
+
+    unknown = decided(None)
+    assert set(codes(unknown)) == {RefusalCode.FUTILE, RefusalCode.WAITS_FOR_OWNER}
+    assert unknown.acting_on is not None
+    assert (unknown.acting_on.threshold.signal, unknown.owner_lookups) == (Signal.MEMORY, (LOOKUP,))
+    assert names(decided(read(4, ready=3))) == ["db-0"]
+
+
 def test_the_hard_tier_waits_for_no_owner() -> None:
     for replicas in (None, read(4, ready=0), OwnerReplicas(NOW, trouble="no")):
         plan = decide(5, fat(replicas), available=100 * MI)
