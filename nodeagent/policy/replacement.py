@@ -3,15 +3,15 @@
 Promises:
 
 1. Only the soft tier asks here, and only with `protection.replacementWait`.
-2. Unknown is never a reason to evict: a pod whose owner was not read lately waits for that. Neither that wait, from
-   the first request on, nor a missing replica lasts longer than `replacementWait`; then the pod is evicted, and a note
-   says why.
+2. Unknown is never a reason to evict: a pod whose owner was not read lately waits for that. Neither that wait nor the
+   one for a missing replica lasts longer than `replacementWait`; then the pod is evicted, and a note says why.
 3. Only owners that matter are read: that of the pod that would be evicted, and those whose replicas are waited for.
 
 Theory of operation. A look-up (`kube.owner_lookup`) gives how many replicas the owner wants and how many are ready.
 Pods of the owner on this node that run and are not ready are placed already and do not count as missing. A missing
-replica is one that was not created yet (a quota), is not scheduled, or does not start. The time runs from the first
-look-up that found it missing, or from our last eviction of a pod of the owner, if that is later.
+replica is one that was not created yet (a quota), is not scheduled, or does not start. Its time runs from the first
+look-up that found it missing, that of an unknown owner from the first request or the last reading; both from our last
+eviction of a pod of the owner, if that is later.
 """
 
 from collections import Counter
@@ -97,10 +97,9 @@ def check(
             return _NOTHING
         text = f"{pod.key}: {_lacks(pod, not_ready)}, for more than {units.format_duration(wait_s)}"
         return OwnerStep(note=Note(NoteKind.OWNERS, f"{text}: no longer waited for"))
-    asked_at = min(pod.replicas.asked_at, now) if pod.replicas is not None else now
     trouble = pod.replicas.trouble if pod.replicas is not None and pod.replicas.trouble else "not read yet"
     subject = f"{pod.key}: its owner {lookup.owner.kind} {lookup.owner.name} is unknown ({trouble})"
-    left_s = asked_at + wait_s - now
+    left_s = _unknown_since(pod, limit_state, now=now) + wait_s - now
     if left_s > 0:
         return OwnerStep(Refusal(RefusalCode.WAITS_FOR_OWNER, f"{subject}; waiting up to {left_s:.0f}s"))
     text = f"{subject} for more than {units.format_duration(wait_s)}: no longer waited for"
@@ -136,6 +135,14 @@ def _is_read(pod: Pod, limit_state: RateLimitState, *, now: float) -> bool:
 def _last_eviction(pod: Pod, limit_state: RateLimitState, *, now: float) -> float | None:
     backoff = limit_state.owners.get(pod.owner.uid) if pod.owner is not None else None
     return backoff.last if backoff is not None and backoff.last <= now else None
+
+
+def _unknown_since(pod: Pod, limit_state: RateLimitState, *, now: float) -> float:
+    """When its owner was last known, or first wanted; not before our last eviction of a pod of it."""
+    if pod.replicas is None:
+        return now
+    times = (pod.replicas.asked_at, pod.replicas.read_at, _last_eviction(pod, limit_state, now=now))
+    return max([each for each in times if each is not None and each <= now], default=now)
 
 
 def _since(pod: Pod, limit_state: RateLimitState, *, now: float) -> float:

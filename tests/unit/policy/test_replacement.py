@@ -122,6 +122,25 @@ def test_a_reading_from_before_our_last_eviction_of_the_owner_counts_as_none() -
     assert "waiting up to 5s" in waiting.ranking[0].refusals[0].message
 
 
+def test_an_owner_that_becomes_unknown_is_waited_for_from_its_last_reading() -> None:
+    ready = read(900, ready=3)._replace(trouble="HTTP 500: no")
+    assert "is unknown (HTTP 500: no); waiting up to 560s" in decide(940, fat(ready)).refusals[0].message
+    assert codes(decide(1499, fat(ready))) == [RefusalCode.WAITS_FOR_OWNER]
+    assert names(decide(1501, fat(ready))) == ["db-0"]
+
+
+def test_an_owner_that_becomes_unknown_is_waited_for_from_our_last_eviction() -> None:
+    """Its replica was missing for the whole wait, so that a pod was evicted, and no reading succeeded after that."""
+    state = initial("t", now=NOW)
+    backoff = Backoff(1, NOW + 601.0, NOW + 601.0, RefusalCode.OWNER_BACKOFF, "")
+    state = state._replace(rate_limits=state.rate_limits._replace(owners={DB.uid: backoff}))
+    unknown = read(600, ready=2, since=0.0)._replace(trouble="HTTP 500: no")
+    waiting = decide(660, fat(unknown), state=state)
+    assert (names(waiting), codes(waiting)) == ([], [RefusalCode.WAITS_FOR_OWNER])
+    assert "is unknown (HTTP 500: no); waiting up to 541s" in waiting.refusals[0].message
+    assert names(decide(1202, fat(unknown), state=state)) == ["db-0"]
+
+
 def test_the_owner_of_a_less_urgent_threshold_is_read_too() -> None:
     """Memory leaks outside the pods; PIDs have a victim."""
     settings = nodes.config(
