@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.actuators import pod_logs, unused_images
+from nodeagent.actuators.unused_images import RemovedImages
 from nodeagent.config import write_access
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
 from nodeagent.config.write_access import WriteAccess
@@ -183,8 +184,19 @@ def _remove_images(socket: str, *, until: float, stop: Callable[[], bool]) -> Jo
         removed = unused_images.remove_unused_images(socket, until=until, stop=stop)
     except GrpcError as error:
         return JobResult(ReclaimResult.FAILED, f"{socket}: {error}")
-    result = ReclaimResult.TIMED_OUT if removed.left else ReclaimResult.DONE
-    return JobResult(result, f"removed {removed.images} images, {removed.bytes} bytes as the runtime counts them")
+    return images_result(removed, socket)
+
+
+def images_result(removed: RemovedImages, socket: str) -> JobResult:
+    """The end of an action that removed these images. It has failed if the runtime refused every removal."""
+    text = f"removed {removed.images} images, {removed.bytes} bytes as the runtime counts them"
+    if removed.refused:
+        text += f"; the runtime refused {removed.refused}, first {removed.refusal}"
+    if removed.error:
+        return JobResult(ReclaimResult.FAILED, f"{text}; {socket}: {removed.error}")
+    if removed.refused and not removed.images:
+        return JobResult(ReclaimResult.FAILED, text)
+    return JobResult(ReclaimResult.TIMED_OUT if removed.left else ReclaimResult.DONE, text)
 
 
 def missing_programs(actions: Iterable[ReclaimAction], *, cri_socket: str) -> tuple[Note, ...]:

@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 
 from nodeagent.actuators import reclaim_runner, unused_images
+from nodeagent.actuators.reclaim_runner import JobResult
 from nodeagent.actuators.unused_images import RemovedImages
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
-from nodeagent.cri.grpc_client import GrpcError
 from nodeagent.cri.protobuf import encode, messages, text
 from nodeagent.model import ReclaimOrder, ReclaimResult, Signal, Tier
 from tests.support.cri_server import Answer, CriServer, Failure, serving
@@ -28,7 +28,7 @@ class Runtime:
         self.images = {"sha256:pause": ("registry.k8s.io/pause:3.9", 1), "sha256:used": ("shop/web:1", 50)}
         self.images |= {"sha256:old": ("shop/web:0", 40), "sha256:tool": ("tools/dump:2", 70)}
         self.used = ["sha256:used"]
-        self.refuses = False
+        self.refuses: dict[str, Failure] = {}
 
     def serving(self) -> AbstractContextManager[CriServer]:
         answers: dict[str, Answer] = {
@@ -46,11 +46,11 @@ class Runtime:
         return serving(self.path, answers)
 
     def remove(self, request: bytes) -> "bytes | Failure":
-        if self.refuses:
-            return Failure(9, "image is in use by a lease")
         [spec] = messages(request, 1)
-        del self.images[text(spec, 1)]
-        return b""
+        id_ = text(spec, 1)
+        if id_ not in self.refuses:
+            del self.images[id_]
+        return self.refuses.get(id_, b"")
 
 
 @pytest.fixture
@@ -94,11 +94,45 @@ def test_nothing_is_removed_after_the_deadline(runtime: Runtime) -> None:
     assert len(runtime.images) == 4
 
 
-def test_a_refusal_of_the_runtime_ends_the_action(runtime: Runtime) -> None:
-    runtime.refuses = True
-    with runtime.serving(), pytest.raises(GrpcError, match="in use by a lease"):
-        remove(runtime)
+IN_USE: Final = Failure(2, "delete image: image used by 5e7: image is in use by a container")
+
+
+def test_an_image_that_the_runtime_refuses_to_remove_is_left(runtime: Runtime) -> None:
+    """CRI-O's answer for an image of a container of podman, which it does not list."""
+    runtime.refuses["sha256:tool"] = IN_USE
+    with runtime.serving():
+        assert remove(runtime) == RemovedImages(1, 40, 0, refused=1, refusal=f"tools/dump:2: {IN_USE.message}")
+    assert set(runtime.images) == {"sha256:pause", "sha256:used", "sha256:tool"}
+
+
+def test_an_image_is_tried_once(runtime: Runtime) -> None:
+    runtime.refuses = {"sha256:tool": IN_USE, "sha256:old": Failure(9, "no")}
+    with runtime.serving() as server:
+        assert remove(runtime) == RemovedImages(0, 0, 0, refused=2, refusal=f"tools/dump:2: {IN_USE.message}")
+    assert [method for method, _ in server.calls].count(f"{IMAGES}/RemoveImage") == 2
     assert len(runtime.images) == 4
+
+
+def test_a_runtime_that_stops_answering_ends_the_action(runtime: Runtime) -> None:
+    runtime.refuses["sha256:old"] = Failure(14, "the runtime shuts down")
+    with runtime.serving() as server:
+        assert remove(runtime) == RemovedImages(1, 70, 1, error="the runtime shuts down")
+    assert server.calls[-1][0] == f"{IMAGES}/RemoveImage"
+
+
+@pytest.mark.parametrize(
+    ("removed", "result", "more"),
+    [
+        (RemovedImages(2, 110, 0), ReclaimResult.DONE, ""),
+        (RemovedImages(2, 110, 1), ReclaimResult.TIMED_OUT, ""),
+        (RemovedImages(2, 110, 0, 1, "a:1: in use"), ReclaimResult.DONE, "; the runtime refused 1, first a:1: in use"),
+        (RemovedImages(0, 0, 1, 1, "a:1: in use"), ReclaimResult.FAILED, "; the runtime refused 1, first a:1: in use"),
+        (RemovedImages(2, 110, 1, error="gone"), ReclaimResult.FAILED, "; /s: gone"),
+    ],
+)
+def test_what_was_removed_is_in_the_result(removed: RemovedImages, result: ReclaimResult, more: str) -> None:
+    text = f"removed {removed.images} images, {removed.bytes} bytes as the runtime counts them{more}"
+    assert reclaim_runner.images_result(removed, "/s") == JobResult(result, text)
 
 
 def test_a_runtime_that_does_not_answer_is_the_result_of_the_action(tmp_path: Path) -> None:
