@@ -2,7 +2,8 @@
 
 Promises:
 
-1. Only images that no container uses, not even an ended one, and that are not pinned (`cri.runtime`).
+1. Only images that no container runs or mounts, not even an ended one, and that are not pinned (`cri.runtime`). If the
+   runtime does not answer for one container, no image is removed.
 2. An image must be unused in two reads `STARTING_S` apart: a pod that is starting has pulled its image and has no
    container yet. The containers are read again before each removal.
 3. The largest first, one at a time, until the deadline. The runtime may end a removal after that. An image that the
@@ -47,7 +48,7 @@ def remove_unused_images(
         GrpcError: the runtime does not answer from the beginning.
     """
     with GrpcClient(socket) as grpc:
-        runtime = RuntimeClient(grpc)
+        runtime = RuntimeClient(grpc, until=until)
         known = frozenset(image.id for image in runtime.read_facts().unused())
         removed = RemovedImages(0, 0, len(known))
         read_again_at = time.monotonic() + starting_s

@@ -5,7 +5,7 @@
 3. A failure is a GrpcError: one of gRPC's status codes and its message. The next call makes a new connection.
 
 `h2` speaks HTTP/2 without I/O. grpcio does all of this and more in 20 MB of native code, which the image and its scans
-would carry for four calls (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
+would carry for six calls (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
 """
 
 import socket
@@ -28,6 +28,7 @@ _WINDOW: Final = 1 << 20
 """Flow-control window: how much the server sends before it waits for us."""
 UNAVAILABLE: Final = "14"
 DEADLINE_EXCEEDED: Final = "4"
+NOT_FOUND: Final = "5"
 UNIMPLEMENTED: Final = "12"
 INTERNAL: Final = "13"
 """Status codes of gRPC."""
@@ -100,7 +101,7 @@ class GrpcClient:
                 ("grpc-timeout", f"{left_ms}m"),
             ],
         )
-        body = _PREFIX.pack(False, len(request)) + request  # far below the first window of 65,535 bytes
+        body = _PREFIX.pack(False, len(request)) + request  # far below the window, which the server renews
         http.send_data(stream, body, end_stream=True)
         answer = _Answer(stream)
         while not answer.ended:

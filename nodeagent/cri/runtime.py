@@ -6,6 +6,8 @@ that does is `remove_image`.
 
 import contextlib
 import json
+import math
+import time
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -45,7 +47,7 @@ class Container(NamedTuple):
     live: bool
     """It runs, or is about to. False: it has ended."""
     image_ids: frozenset[str] = frozenset()
-    """The image by each name that the runtime gives. Empty for a sandbox."""
+    """Its image and those of its image volumes by each name that the runtime gives. Empty for a sandbox."""
 
 
 class RuntimeFacts(NamedTuple):
@@ -58,8 +60,10 @@ class RuntimeFacts(NamedTuple):
     pin it."""
 
     def in_use(self, image: Image) -> bool:
-        """True if a container uses it, also one that has ended: the kubelet's image garbage collection counts alike."""
-        named = {image.id, image.id.removeprefix("sha256:"), *image.names}
+        """True if a container runs or mounts it, also one that has ended: the kubelet's image garbage collection counts
+        alike."""
+        digest = image.id.removeprefix("sha256:")
+        named = {digest, f"sha256:{digest}", *image.names}
         return any(not named.isdisjoint(container.image_ids) for container in self.containers)
 
     def pinned(self, image: Image) -> bool:
@@ -75,11 +79,16 @@ class RuntimeFacts(NamedTuple):
 class RuntimeClient:
     """A client of one socket. Each method raises GrpcError."""
 
-    def __init__(self, grpc: GrpcClient) -> None:
+    def __init__(self, grpc: GrpcClient, *, until: float = math.inf) -> None:
+        """No read ends after `until` on time.monotonic()."""
         self._grpc = grpc
+        self._until = until
+        self._mounted: dict[str, frozenset[str]] = {}
+        """By ID of the container; the mounts of a container do not change."""
 
     def read_facts(self) -> RuntimeFacts:
-        """Images are read before containers: one that is pulled and used in between is missing, never unused."""
+        """Images are read before containers: one that is pulled and used in between is missing, never unused. One call
+        for each container that was not read before: lists have no mounts."""
         images = self._images()
         return RuntimeFacts(images, self._containers(), self._sandbox_image())
 
@@ -88,8 +97,12 @@ class RuntimeClient:
         request = protobuf.encode(1, protobuf.encode(1, image.id))
         self._grpc.call(f"{_IMAGES}/RemoveImage", request, timeout_s=timeout_s)
 
+    def _read(self, method: str, request: bytes = b"") -> bytes:
+        left_s = max(0.0, self._until - time.monotonic())
+        return self._grpc.call(method, request, timeout_s=min(TIMEOUT_S, left_s))
+
     def _images(self) -> tuple[Image, ...]:
-        answer = self._grpc.call(f"{_IMAGES}/ListImages", b"", timeout_s=TIMEOUT_S)
+        answer = self._read(f"{_IMAGES}/ListImages")
         with _well_formed():
             return tuple(
                 Image(
@@ -102,25 +115,46 @@ class RuntimeClient:
             )
 
     def _containers(self) -> tuple[Container, ...]:
-        sandboxes = self._grpc.call(f"{_RUNTIME}/ListPodSandbox", b"", timeout_s=TIMEOUT_S)
-        containers = self._grpc.call(f"{_RUNTIME}/ListContainers", b"", timeout_s=TIMEOUT_S)
+        sandboxes = self._read(f"{_RUNTIME}/ListPodSandbox")
+        containers = self._read(f"{_RUNTIME}/ListContainers")
         with _well_formed():
             pods = {protobuf.text(each, 1): _pod_name(each) for each in protobuf.messages(sandboxes, 1)}
             found = [
                 Container(protobuf.text(each, 1), _pod_name(each), protobuf.number_of(each, 3) == _READY)
                 for each in protobuf.messages(sandboxes, 1)
             ]
-            for each in protobuf.messages(containers, 1):
+            listed = [(protobuf.text(each, 1), each) for each in protobuf.messages(containers, 1)]
+            self._mounted = {id_: self._mounted_images(id_) for id_, _ in listed}
+            for id_, each in listed:
                 names = [protobuf.text(spec, 1) for spec in protobuf.messages(each, 4)]
                 names += [protobuf.text(each, 5), protobuf.text(each, 10)]
                 live = protobuf.number_of(each, 6) in (_CREATED, _RUNNING)
                 pod = pods.get(protobuf.text(each, 2), "")
-                found.append(Container(protobuf.text(each, 1), pod, live, frozenset(filter(None, names))))
+                found.append(Container(id_, pod, live, frozenset(filter(None, names)) | self._mounted[id_]))
         return tuple(found)
+
+    def _mounted_images(self, container_id: str) -> frozenset[str]:
+        """The images of the volumes of a container (KEP-4639), by each name that the runtime gives."""
+        if container_id in self._mounted:
+            return self._mounted[container_id]
+        try:
+            answer = self._read(f"{_RUNTIME}/ContainerStatus", protobuf.encode(1, container_id))
+        except GrpcError as error:
+            if error.code == grpc_client.NOT_FOUND:
+                return frozenset()  # it was removed since the list
+            raise
+        names = [
+            protobuf.text(image, number)
+            for status in protobuf.messages(answer, 1)
+            for mount in protobuf.messages(status, 14)
+            for image in protobuf.messages(mount, 9)
+            for number in (1, 20)
+        ]
+        return frozenset(filter(None, names))
 
     def _sandbox_image(self) -> str:
         """From the configuration that a verbose status contains; empty if the runtime has none there."""
-        answer = self._grpc.call(f"{_RUNTIME}/Status", protobuf.encode(1, 1), timeout_s=TIMEOUT_S)
+        answer = self._read(f"{_RUNTIME}/Status", protobuf.encode(1, 1))
         with _well_formed():
             text = protobuf.text_map(answer, 2).get("config", "")
         try:

@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -14,6 +14,8 @@ from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.exceptions import ProtocolError
+
+from nodeagent.cri.protobuf import encode
 
 
 class Failure(NamedTuple):
@@ -72,6 +74,8 @@ class CriServer:
                     methods[event.stream_id] = next(str(value) for name, value in event.headers if str(name) == ":path")
                 elif isinstance(event, events.DataReceived):
                     bodies[event.stream_id] = bodies.get(event.stream_id, b"") + event.data
+                    # Else the window of the connection would end after some hundred requests; gRPC's server renews it.
+                    http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 elif isinstance(event, events.StreamEnded):
                     self._answer(http, event.stream_id, methods[event.stream_id], bodies[event.stream_id], waiting)
             for stream in list(waiting):
@@ -112,3 +116,15 @@ def serving(path: Path, answers: dict[str, Answer]) -> Iterator[CriServer]:
         yield server
     finally:
         server.close()
+
+
+def container_status(id_: str, *, state: int = 1, mounted: Sequence[str] = ()) -> bytes:
+    """What containerd 2 answers to ContainerStatus for a container with a plain volume and these images as volumes. It
+    adds the path of the mounted snapshot to the kubelet's mount."""
+    mounts = encode(1, "/data") + encode(2, "/var/lib/kubelet/pods/u/volumes/data")
+    fields = [encode(1, id_), encode(2, encode(1, "main")), encode(3, state), encode(14, mounts)]
+    for number, image in enumerate(mounted):
+        path = f"/run/containerd/io.containerd.grpc.v1.cri/image-volumes/s1/{number}"
+        spec = encode(1, image) + encode(18, "registry.example/models/llama:1")
+        fields.append(encode(14, encode(1, f"/models/{number}") + encode(2, path) + encode(3, 1) + encode(9, spec)))
+    return encode(1, b"".join(fields))

@@ -12,8 +12,10 @@ from nodeagent.actuators import reclaim_runner, unused_images
 from nodeagent.actuators.reclaim_runner import JobResult
 from nodeagent.actuators.unused_images import RemovedImages
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
+from nodeagent.cri.grpc_client import GrpcError
 from nodeagent.cri.protobuf import encode, messages, text
 from nodeagent.model import ReclaimOrder, ReclaimResult, Signal, Tier
+from tests.support import cri_server
 from tests.support.cri_server import Answer, CriServer, Failure, serving
 
 IMAGES, RUNTIME = "/runtime.v1.ImageService", "/runtime.v1.RuntimeService"
@@ -28,6 +30,7 @@ class Runtime:
         self.images = {"sha256:pause": ("registry.k8s.io/pause:3.9", 1), "sha256:used": ("shop/web:1", 50)}
         self.images |= {"sha256:old": ("shop/web:0", 40), "sha256:tool": ("tools/dump:2", 70)}
         self.used = ["sha256:used"]
+        self.mounted: list[str] = []
         self.refuses: dict[str, Failure] = {}
 
     def serving(self) -> AbstractContextManager[CriServer]:
@@ -41,9 +44,15 @@ class Runtime:
             f"{RUNTIME}/ListContainers": lambda _: b"".join(
                 encode(1, encode(1, f"c-{id_}") + encode(5, id_) + encode(6, 2)) for id_ in self.used
             ),
+            f"{RUNTIME}/ContainerStatus": self.container_status,
             f"{RUNTIME}/Status": lambda _: b"",
         }
         return serving(self.path, answers)
+
+    def container_status(self, request: bytes) -> "bytes | Failure":
+        id_ = text(request, 1)
+        mounted = self.mounted if id_ == "c-sha256:used" else ()
+        return self.refuses.get(id_, cri_server.container_status(id_, state=2, mounted=mounted))
 
     def remove(self, request: bytes) -> "bytes | Failure":
         [spec] = messages(request, 1)
@@ -68,6 +77,38 @@ def test_unused_images_go_and_those_in_use_and_of_sandboxes_stay(runtime: Runtim
     with runtime.serving():
         assert remove(runtime) == RemovedImages(2, 110, 0)
     assert set(runtime.images) == {"sha256:pause", "sha256:used"}
+
+
+def test_an_image_that_a_pod_mounts_as_a_volume_stays(runtime: Runtime) -> None:
+    runtime.mounted = ["sha256:tool"]
+    with runtime.serving() as server:
+        assert remove(runtime) == RemovedImages(1, 40, 0)
+    assert set(runtime.images) == {"sha256:pause", "sha256:used", "sha256:tool"}
+    asked = [request for method, request in server.calls if method == f"{RUNTIME}/ContainerStatus"]
+    assert asked == [encode(1, "c-sha256:used")], "once for all reads"
+
+
+def test_nothing_is_removed_if_the_mounts_of_a_container_are_unknown(runtime: Runtime) -> None:
+    runtime.refuses["c-sha256:used"] = Failure(2, "failed to get image")
+    with runtime.serving(), pytest.raises(GrpcError, match="failed to get image"):
+        remove(runtime)
+    assert len(runtime.images) == 4
+
+
+def test_a_container_that_is_removed_meanwhile_mounts_nothing(runtime: Runtime) -> None:
+    runtime.refuses["c-sha256:used"] = Failure(5, "an error occurred when try to find container: not found")
+    with runtime.serving():
+        assert remove(runtime) == RemovedImages(2, 110, 0)
+
+
+def test_the_deadline_holds_however_many_containers_are_read(runtime: Runtime) -> None:
+    runtime.used = [f"sha256:{number}" for number in range(100)]
+    with runtime.serving() as server:
+        server.delay_s = 0.1
+        began = time.monotonic()
+        with pytest.raises(GrpcError):
+            remove(runtime, within_s=1.0)
+        assert time.monotonic() - began < 5
 
 
 def test_an_image_of_a_pod_that_is_just_starting_stays(runtime: Runtime) -> None:

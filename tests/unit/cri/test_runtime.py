@@ -2,16 +2,16 @@
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from nodeagent.cri.grpc_client import GrpcClient, GrpcError
-from nodeagent.cri.protobuf import encode
+from nodeagent.cri.protobuf import encode, text
 from nodeagent.cri.runtime import Container, Image, RuntimeClient, RuntimeFacts
-from tests.support.cri_server import serving
+from tests.support.cri_server import container_status, serving
 from tests.support.paths import REPOSITORY
 
 RECORDED: Final[dict[str, str]] = json.loads((REPOSITORY / "tests/data/containerd/answers.json").read_text())
@@ -34,13 +34,16 @@ def recorded(answer: bytes) -> Callable[[bytes], bytes]:
     return lambda _request: answer
 
 
-def facts_from(tmp_path: Path, sandboxes: bytes = b"", containers: bytes = b"") -> RuntimeFacts:
+def facts_from(
+    tmp_path: Path, sandboxes: bytes = b"", containers: bytes = b"", mounted: Sequence[str] = ()
+) -> RuntimeFacts:
     answers: dict[str, Callable[[bytes], bytes]] = {
         f"{RUNTIME}/ListPodSandbox": lambda _: sandboxes,
         f"{RUNTIME}/ListContainers": lambda _: containers,
+        f"{RUNTIME}/ContainerStatus": lambda request: container_status(text(request, 1), mounted=mounted),
     }
-    for method, text in RECORDED.items():
-        answers[method] = recorded(base64.b64decode(text))
+    for method, answer in RECORDED.items():
+        answers[method] = recorded(base64.b64decode(answer))
     with serving(tmp_path / "s", dict(answers)) as server, GrpcClient(server.path) as grpc:
         return RuntimeClient(grpc).read_facts()
 
@@ -67,6 +70,16 @@ def test_containers_have_their_pod_state_and_image(tmp_path: Path) -> None:
         Container("c1", "shop/web", live=True, image_ids=frozenset({"sha256:50"})),
         Container("c2", "shop/web", live=False, image_ids=frozenset({"x", "sha256:fe"})),
     )
+
+
+def test_an_image_that_is_mounted_as_a_volume_is_in_use(tmp_path: Path) -> None:
+    """By the ID that the kubelet gave the runtime for it."""
+    pulled = {each.names[0]: each.id for each in facts_from(tmp_path).images}
+    mounted = pulled["docker.io/library/unused:1"]
+    containers = container("c1", 1, image="x", ref="x")
+    (tmp_path / "s").unlink()
+    facts = facts_from(tmp_path, sandbox("s1", 0), containers, [mounted, "sha256:another"])
+    assert [each.names for each in facts.unused()] == [("docker.io/library/used:1",)]
 
 
 @pytest.mark.parametrize("used_as", ["sha256:50", "50", "docker.io/library/used:1"])
