@@ -137,7 +137,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family(
         "nodeagent_pods_view_age_seconds",
         exposition.GAUGE,
-        "Age of the pod cache: time since it was last known to be current.",
+        "Age of the pod cache: time since it was last known to be current. No series: never listed.",
     ),
     # conditions
     Family(

@@ -37,6 +37,7 @@ HEALTHY = (
     (f'nodeagent_condition_wanted_seconds_total{{{NODE}, condition="MemoryPressure"}}', "0+60x700"),
     (f"process_resident_memory_bytes{{{NODE}}}", "45000000x700"),
     (f"process_cpu_seconds_total{{{NODE}}}", "0+0.3x700"),
+    (f"process_start_time_seconds{{{NODE}}}", "0x700"),
 )
 """A node that works, one sample a minute."""
 _REFUSALS = f"nodeagent_refusals_total{{{NODE}, code="
@@ -118,6 +119,35 @@ def test_each_alert_fires_on_its_fault_with_every_label_of_its_texts(alert: Aler
     assert alert.runbook_url in got
     assert "<no value>" not in got
     assert "error expanding" not in got.lower()
+
+
+NEVER_LISTED = {f"nodeagent_pods_view_age_seconds{{{NODE}}}": "_x700"}
+NO_LIMIT_OF_PODS = {
+    f'nodeagent_signal_state{{{NODE}, signal="{signal}", state="unknown"}}': "1x700"
+    for signal in ("allocatableMemory.available", "containerfs.available")
+} | {
+    f'nodeagent_threshold_met{{{NODE}, signal="{signal}", tier="hard"}}': "0x700"
+    for signal in ("allocatableMemory.available", "containerfs.available")
+}
+MEMORY_UNKNOWN = {f'nodeagent_signal_state{{{NODE}, signal="memory.available", state="unknown"}}': "1x700"}
+
+
+@needs_promtool
+def test_an_agent_that_never_listed_its_pods_is_blind_since_its_start(tmp_path: Path) -> None:
+    done = run_promtool(tmp_path, case(tuple(NEVER_LISTED.items()), "NodeAgentBlind"))
+    assert done.returncode != 0
+    assert "No current sample or pod list for 1h 0m 0s" in done.stdout + done.stderr
+
+
+@needs_promtool
+def test_a_signal_that_another_one_covers_is_not_reported_as_unknown(tmp_path: Path) -> None:
+    """The same rule as the state of `nodeagent check`."""
+    quiet = run_promtool(tmp_path, case(tuple(NO_LIMIT_OF_PODS.items()), "NodeAgentSignalUnknown"))
+    assert quiet.returncode == 0, quiet.stdout + quiet.stderr
+    done = run_promtool(tmp_path, case((*NO_LIMIT_OF_PODS.items(), *MEMORY_UNKNOWN.items()), "NodeAgentSignalUnknown"))
+    assert 'signal="allocatableMemory.available"' in done.stdout + done.stderr
+    assert 'signal="memory.available"' in done.stdout + done.stderr
+    assert 'signal="containerfs.available"' not in done.stdout + done.stderr
 
 
 @needs_promtool

@@ -64,15 +64,22 @@ ALERTS: Final = (
         "NodeAgentBlind",
         "warning",
         "5m",
-        "nodeagent_sample_age_seconds > 30 or nodeagent_pods_view_age_seconds > 120",
+        "nodeagent_sample_age_seconds > 30 or nodeagent_pods_view_age_seconds > 120"
+        # An agent that never listed its pods has no age of them: the time since its start.
+        " or time() - process_start_time_seconds and on (node, instance) nodeagent_build_info"
+        " unless on (node, instance) nodeagent_pods_view_age_seconds",
         "nodeagent on {{ $labels.node }} has no current samples or pods",
-        "The sample or the pod list is {{ $value | humanizeDuration }} old. Without current pods no pod is evicted.",
+        "No current sample or pod list for {{ $value | humanizeDuration }}. Without current pods no pod is evicted.",
     ),
     Alert(
         "NodeAgentSignalUnknown",
         "warning",
         "10m",
-        'nodeagent_signal_state{state="unknown"} == 1 and on (node, instance, signal) nodeagent_threshold_met',
+        # As `node_report.is_blind`: containerfs has copies of other thresholds, and the pods' cgroup may have no limit.
+        'nodeagent_signal_state{state="unknown",signal!~"containerfs.+"} == 1'
+        " and on (node, instance, signal) nodeagent_threshold_met"
+        ' unless (nodeagent_signal_state{signal="allocatableMemory.available"} and on (node, instance)'
+        ' nodeagent_signal_state{state="unknown",signal="memory.available"} == 0)',
         "{{ $labels.signal }} on {{ $labels.node }} cannot be read",
         "A signal with a threshold is unknown for 10 minutes. Unknown is never pressure, so it protects nothing.",
     ),
