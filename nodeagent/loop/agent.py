@@ -314,6 +314,16 @@ class Agent:
         self._store.apply(policy_states.restored, instance=self._store.policy_state.instance)
         if self.acts and not acted:
             self._store.save_first(now=self._runtime.boottime())
+        elif acted and not self.acts:
+            self._stop_acting()
+
+    def _stop_acting(self) -> None:
+        """A dry run from now on: another agent may act on this node at once."""
+        self._runtime.brakes.close()
+        self._runtime.oom_scores.close()
+        self._store.save(now=self._runtime.boottime(), urgent=True)
+        if self._runtime.lock is not None:
+            self._runtime.lock.release()
 
     def _reject(self, error: ConfigError | AddressError) -> None:
         self.metrics.observe_reload(None)

@@ -67,8 +67,8 @@ class AgentLock:
         """This process holds the lock."""
 
     def take(self) -> str:
-        """Take the lock until the end of this process, or keep it. Returns the directory that another process has
-        locked; empty if this process holds the lock."""
+        """Take the lock until `release` or the end of this process, or keep it. Returns the directory that another
+        process has locked; empty if this process holds the lock."""
         if self._kubepods is None or not os.path.isdir(self._kubepods):
             self._kubepods = self._find_kubepods()
         if self._kubepods is not None and not self._node.take(self._kubepods):

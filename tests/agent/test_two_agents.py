@@ -127,5 +127,33 @@ def test_a_dry_run_stops_no_agent_from_acting_and_does_not_start_to_act_beside_i
     assert last.stop() == 0
 
 
+def test_an_agent_that_becomes_a_dry_run_releases_its_brakes_and_another_agent_acts(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    (tmp_path / "first").mkdir()
+    file = configuration(tmp_path / "first", kubepods, **SETTINGS)
+    kubeconfig = api.kubeconfig(tmp_path / "first" / "kubeconfig")
+    arguments = ("--config", str(file), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
+    first = Run(*arguments, log=tmp_path / "first" / "log")
+    try:
+        until(lambda: api.condition("NodeAgentMemoryPressure"), "the first verdict")
+        second = start_agent(**SETTINGS)
+        until(lambda: watches(second), "the note of the second agent")
+        eat(kubepods)
+        until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions of the first")
+        until(lambda: any(kubepods.frozen(uid, qos="burstable") for uid in HOGS), "their brakes")
+        configuration(tmp_path / "first", kubepods, **SETTINGS, mode="dry-run")
+        first.process.send_signal(signal.SIGHUP)
+        second.wait_for_log("started", mode="enforce")
+        assert not any(kubepods.frozen(uid, qos="burstable") for uid in HOGS)
+        configuration(tmp_path / "first", kubepods, **SETTINGS)
+        first.process.send_signal(signal.SIGHUP)
+        until(lambda: "another agent acts on this node" in str(refusals(first)), "the refusal")
+        assert second.stop() == 0
+        assert first.stop() == 0
+    finally:
+        first.kill()
+
+
 def refusals(agent: Run) -> list[dict[str, Any]]:
     return agent.logged("configuration rejected")
