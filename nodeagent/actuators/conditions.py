@@ -14,6 +14,8 @@ types that it does not manage. So there are two kinds:
     verdict False, node True, own      clear
     verdict False, otherwise           leave
 
+What an earlier configuration has set goes: own types with `own: false`, the own True with `standard: off`.
+
 Promises:
 
 1. `publish` never blocks, and nothing stale is queued: after an outage the newest verdict is written.
@@ -242,8 +244,13 @@ class NodeConditions:
         for verdict in self._verdicts.values():
             if self._own:
                 writes.append(self._own_write(view, verdict, beat=beat, now=now))
+            elif (own := OWN_PREFIX + verdict.type.value) in view.conditions:
+                writes.append(_removal(own))
             if self._standard is not StandardConditions.OFF:
                 writes.append(self._standard_write(view, verdict, beat=beat, now=now))
+            else:
+                message = "nodeagent has stopped publishing this type"
+                writes.append(self._restoration(view, verdict.type.value, ("True",), message))
         due = [write for write in writes if write is not None]
         self._wait_s = 0.0
         if not beat:
@@ -344,7 +351,8 @@ class NodeConditions:
         if now >= self._next_heartbeat:
             self._schedule_heartbeat(now)
         for write in patch:
-            self._written_at[write.type] = now
+            if write.status:
+                self._written_at[write.type] = now
             if write.status != "True":
                 self._written.pop(write.type, None)
         self._measure()
@@ -352,12 +360,8 @@ class NodeConditions:
     def _clear_patch(self) -> list["_Write"]:
         """The conditions that a clean exit writes."""
         view = self._node.view()
-        now = self._wall()
-        writes = []
-        for kind in ConditionType:
-            own = OWN_PREFIX + kind.value
-            if own in self._written_at or _condition(view, own) is not None:
-                writes.append(_Write(own, "", "", "", now))
+        owns = [OWN_PREFIX + kind.value for kind in ConditionType]
+        writes = [_removal(own) for own in owns if own in self._written_at or _condition(view, own) is not None]
         return writes + self._restore_patch(view, ("True", "False"))
 
     def _mark_patch(self) -> list["_Write"]:
@@ -379,18 +383,22 @@ class NodeConditions:
     def _restore_patch(self, view: NodeView | None, statuses: Collection[str]) -> list["_Write"]:
         """False for the own conditions of standard types with such a status, with the kubelet's last reason and
         message."""
-        writes = []
-        for kind in [each.value for each in ConditionType]:
-            current = _condition(view, kind)
-            if current is None or current.status not in statuses or not self._is_own(kind, current):
-                continue
-            before = self._foreign.get(kind)
-            reason, message = (before.reason, before.message) if before else (STOPPED, "nodeagent has stopped")
-            if (current.status, current.reason, current.message) == ("False", reason, message):
-                continue
-            since_wall = current.transition_wall if current.status == "False" else None
-            writes.append(_Write(kind, "False", reason, message, self._wall() if since_wall is None else since_wall))
-        return writes
+        writes = [self._restoration(view, kind.value, statuses, "nodeagent has stopped") for kind in ConditionType]
+        return [write for write in writes if write is not None]
+
+    def _restoration(
+        self, view: NodeView | None, kind: str, statuses: Collection[str], message: str
+    ) -> "_Write | None":
+        """The same for one type; None if it is not own, or needs no write. `message`: if the kubelet's is not known."""
+        current = _condition(view, kind)
+        if current is None or current.status not in statuses or not self._is_own(kind, current):
+            return None
+        before = self._foreign.get(kind)
+        reason, message = (before.reason, before.message) if before else (STOPPED, message)
+        if (current.status, current.reason, current.message) == ("False", reason, message):
+            return None
+        since_wall = current.transition_wall if current.status == "False" else None
+        return _Write(kind, "False", reason, message, self._wall() if since_wall is None else since_wall)
 
     def _remember_foreign(self) -> None:
         view = self._node.view()
@@ -429,6 +437,10 @@ class _Write(NamedTuple):
             "lastHeartbeatTime": timestamps.rfc3339(heartbeat_wall),
             "lastTransitionTime": timestamps.rfc3339(self.since_wall),
         }
+
+
+def _removal(kind: str) -> _Write:
+    return _Write(kind, "", "", "", 0.0)
 
 
 class _ConflictTimer:

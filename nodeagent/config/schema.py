@@ -381,9 +381,11 @@ class EvictionRequestConfig(NamedTuple):
 class ConditionsConfig(NamedTuple):
     standard: StandardConditions = StandardConditions.REASSERT
     """MemoryPressure, DiskPressure and PIDPressure: `reassert` writes True again after a kubelet overwrites it, `once`
-    writes it once, `off` never. `reassert` costs one API request for each overwrite."""
+    writes it once, `off` never; it only clears a True of the agent from before. `reassert` costs one API request for
+    each overwrite."""
     own: bool = True
-    """Publish NodeAgentMemoryPressure, NodeAgentDiskPressure and NodeAgentPIDPressure, which no kubelet writes."""
+    """Publish NodeAgentMemoryPressure, NodeAgentDiskPressure and NodeAgentPIDPressure, which no kubelet writes. `false`
+    removes those from before."""
     heartbeat_s: Annotated[float, Range(1, bounds.MAX_DURATION_S)] = 300.0
     """How often unchanged conditions are written again."""
     on_exit: OnExit = OnExit.CLEAR

@@ -261,6 +261,61 @@ def test_mode_off_never_writes_the_standard_types(api: ApiServer, start: Callabl
     assert {c["type"] for patch in publisher.patches() for c in patch} == {OWN}
 
 
+@pytest.mark.parametrize("status", [PRESSURE, CALM], ids=["pressure", "calm"])
+def test_own_types_of_an_earlier_configuration_are_removed(
+    api: ApiServer, start: Callable[..., Publisher], status: ConditionStatus
+) -> None:
+    api.write_condition(OWN, "True", "NodeAgentLowMemory", "from before")
+    publisher = start(own=False)
+    publisher.settle()
+    assert api.condition(OWN) is not None, "nothing is written before the first verdict"
+    publisher.publish(verdict(status))
+    publisher.reads(OWN, None)
+    publisher.reads("MemoryPressure", "True" if status is PRESSURE else "False")
+    publisher.settle()
+    assert [each for patch in publisher.patches() for each in patch if each["type"] == OWN] == [
+        {"type": OWN, "$patch": "delete"}
+    ]
+    before = len(publisher.patches())
+    publisher.publish(verdict(CALM, reason="NodeAgentEnough"))
+    publisher.reads("MemoryPressure", "False")
+    publisher.conditions.stop()
+    assert not [each for patch in publisher.patches()[before:] for each in patch if each["type"] == OWN]
+
+
+def test_own_types_that_another_agent_writes_are_not_removed_for_ever(
+    api: ApiServer, start: Callable[..., Publisher]
+) -> None:
+    def write_again(request: Request, done: bool) -> None:
+        if done and request.method == "PATCH":
+            api.write_condition(OWN, "False", "NodeAgentHasSufficientMemory", "of another agent")
+
+    api.write_condition(OWN, "False", "NodeAgentHasSufficientMemory", "of another agent")
+    api.at_request = write_again
+    publisher = start(own=False)
+    publisher.publish(verdict(CALM))
+    assert api.wait_for(lambda: len(publisher.patches()) > UNDELAYED_REPEATS, 20)
+    eventually(lambda: publisher.conditions.reason == CONFLICT_REASON)
+
+
+@pytest.mark.parametrize("status", [PRESSURE, CALM], ids=["pressure", "calm"])
+def test_mode_off_clears_a_true_of_an_earlier_configuration(
+    api: ApiServer, start: Callable[..., Publisher], status: ConditionStatus
+) -> None:
+    api.write_condition("MemoryPressure", "True", "NodeAgentLowMemory", "from before")
+    publisher = start(standard=StandardConditions.OFF, owned=[OwnedCondition("MemoryPressure", "x", "y")])
+    publisher.publish(verdict(status))
+    publisher.reads("MemoryPressure", "False")
+    eventually(lambda: publisher.conditions.owned == ())
+    left = api.condition("MemoryPressure")
+    assert left is not None
+    assert (left["reason"], left["message"]) == ("NodeAgentStopped", "nodeagent has stopped publishing this type")
+    api.write_condition("MemoryPressure", "True", "KubeletHasInsufficientMemory", "kubelet")
+    publisher.knows("True")
+    publisher.settle()
+    publisher.reads("MemoryPressure", "True")
+
+
 def test_a_kubelets_true_is_neither_overwritten_nor_cleared(api: ApiServer, start: Callable[..., Publisher]) -> None:
     api.write_condition("MemoryPressure", "True", "KubeletHasInsufficientMemory", "kubelet")
     publisher = start()
