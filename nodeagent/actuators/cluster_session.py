@@ -104,6 +104,10 @@ class ClusterSession:
         self._probe_backoff = probe_backoff or identity_probe.backoff()
         self._clock = clock
         self._stopping = threading.Event()
+        self._opening = threading.Lock()
+        """A session that is stopped does not open afterwards."""
+        self._confirmed_late: Identity | None = None
+        """The identity that was confirmed when the session was stopped already."""
         self._trouble = "the API server has not answered yet"
         self._opened: _Opened | None = None
         """One assignment by the identity thread, so that others see all of it or nothing."""
@@ -321,20 +325,36 @@ class ClusterSession:
             return writers.taints.reason
         return node_identity.NO_TAINT_RIGHTS if self._config.conditions.taint else ""
 
-    def stop(self, *, clear: bool, mark: bool = False) -> str:
+    def stop(self, *, clear: bool, mark: bool = False, confirm_s: float = 1.0) -> str:
         """End all threads. `clear` removes from the Node what this agent has set. Otherwise it stays: with `mark` it
-        gets the reason that the agent has stopped, without `mark` the next session continues it. Returns what could not
-        be cleared or marked."""
-        self._stopping.set()
+        gets the reason that the agent has stopped, without `mark` the next session continues it. `confirm_s`: how long
+        to wait for the answers about the node's identity. Returns what could not be cleared or marked."""
+        with self._opening:
+            self._stopping.set()
         self._transport.impersonation.doubted.set()
-        workers.join(self._thread, 1.0)
-        failed = self._writers.stop(clear=clear, mark=mark) if self._writers else ""
+        workers.join(self._thread, confirm_s if self._opened is None else 1.0)
+        if self._writers is not None:
+            failed = self._writers.stop(clear=clear, mark=mark)
+        else:
+            failed = self._end_leftover(clear=clear, mark=mark) if clear or mark else ""
         if self._eviction_requests is not None:
             self._eviction_requests.stop()
         if self._opened is not None:
             self._opened.readers.stop()
         self._transport.close()
         return failed
+
+    def _end_leftover(self, *, clear: bool, mark: bool) -> str:
+        """Clear or mark what an earlier session has set: this one never opened."""
+        if self._config.mode is not Mode.ENFORCE:
+            return ""
+        if self._confirmed_late is None:
+            return f"conditions and taints not {'marked' if mark else 'cleared'}: {self._trouble}"
+        node = NodeWatch(self._transport, self._confirmed_late.name, clock=self._clock)
+        try:
+            return self._start_writers(self._confirmed_late, node).stop(clear=clear, mark=mark)
+        finally:
+            node.stop()
 
     @property
     def _writers(self) -> ApiWriters | None:
@@ -357,7 +377,11 @@ class ClusterSession:
                 retry_after_s = error.retry_after_s if isinstance(error, ApiError) else None
                 self._stopping.wait(self._backoff.failed(retry_after_s))
                 continue
-            self._open(confirmed)
+            with self._opening:
+                if self._stopping.is_set():
+                    self._confirmed_late = confirmed
+                    return
+                self._open(confirmed)
         if self._opened is not None and mode is ClusterIdentity.AUTO:
             node, backoff = self._opened.identity.name, self._probe_backoff
             identity_probe.run(self._transport, node, evicts=evicts, stopping=self._stopping, backoff=backoff)
@@ -370,9 +394,7 @@ class ClusterSession:
         requests = EvictionRequests(transport, wake=wake, clock=clock) if config.eviction_request.enabled else None
         writers = None
         if config.mode is Mode.ENFORCE:
-            writers = api_writers.start_writers(
-                transport, config, confirmed, node=node, owned=self._owned, wake=wake, clock=clock
-            )
+            writers = self._start_writers(confirmed, node)
         elif readers.node is not None:
             readers.node.start()
         if requests is not None:
@@ -381,3 +403,8 @@ class ClusterSession:
         readers.pods.start()
         self._opened = _Opened(confirmed, readers, writers)
         wake()
+
+    def _start_writers(self, confirmed: Identity, node: NodeWatch) -> ApiWriters:
+        return api_writers.start_writers(
+            self._transport, self._config, confirmed, node=node, owned=self._owned, wake=self._wake, clock=self._clock
+        )

@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import functools
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
 STATE_FILE: Final = "state"
 NO_PID_RETRY_S: Final = 1.0
 """Pause between two attempts to start without a PID."""
+CONFIRM_S: Final = 60.0
+"""How long a session that a reload replaces waits for the answers about its node's identity, without which it can clear
+nothing. Each has a deadline of its own."""
 NEEDS_RESTART: Final = ("node_name", "state_dir", "logging", "recorder")
 """Configuration fields that last as long as the process: a change is logged and takes effect at the next start."""
 
@@ -265,7 +269,8 @@ class ComponentBuilder:
             # The conditions and taints of the previous session are cleared only if the agent no longer acts; else the
             # new one owns them. The loop does not wait for the threads of the previous session.
             clear = config.mode is not Mode.ENFORCE
-            workers.start(workers.make_thread(lambda: before.session.stop(clear=clear), name="previous-session"))
+            end = functools.partial(self._end_session, before.session, clear=clear)
+            workers.start(workers.make_thread(end, name="previous-session"))
         sampler = before.sampler
         if config.sampling != old.sampling or stall.needs_pod_stalls(config.thresholds) != stall.needs_pod_stalls(
             old.thresholds
@@ -278,6 +283,10 @@ class ComponentBuilder:
             before.disks.close(timeout_s=0.0)
         loaded = self._above_kubelet(loaded._replace(config=config))
         return Components(loaded, sampler, session, disks, _missing_programs(config))
+
+    def _end_session(self, session: Session, *, clear: bool) -> None:
+        if left := session.stop(clear=clear, confirm_s=CONFIRM_S):
+            self._log.warning("cleanup incomplete", what=left)
 
     def _read_configz(self) -> str:
         return self.session.read_configz()  # of the newest session: a reload may replace it
