@@ -2,6 +2,7 @@
 run."""
 
 import functools
+import queue
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.transport import Transport
+from nodeagent.model import Outcome, ResizeOutcome
 
 EVENT_SPREAD_S: Final = 3.0
 """Longest wait of an Event, so that the Events of a fleet do not arrive in one second; people read them minutes later
@@ -67,11 +69,13 @@ def start_writers(
     *,
     node: NodeWatch,
     owned: Sequence[OwnedCondition],
+    outcomes: "queue.SimpleQueue[Outcome]",
+    resize_outcomes: "queue.SimpleQueue[ResizeOutcome]",
     wake: Callable[[], None],
     clock: Callable[[], float],
 ) -> ApiWriters:
     """Start the workers for this node, and its watch, once they listen to it; the caller stops the watch. `owned`:
-    conditions that an earlier process set on the node.
+    conditions that an earlier process set on the node. `outcomes`, `resize_outcomes`: where the answers are put.
     `clock`: CLOCK_BOOTTIME."""
     conditions = NodeConditions(
         transport,
@@ -102,7 +106,14 @@ def start_writers(
         if worker is not None:
             worker.start()
     evictions = EvictionSender(
-        transport, node_name=confirmed.name, wake=wake, timeout_s=config.cluster.request_timeout_s, clock=clock
+        transport,
+        node_name=confirmed.name,
+        wake=wake,
+        timeout_s=config.cluster.request_timeout_s,
+        clock=clock,
+        outcomes=outcomes,
     )
-    resizes = PodResizer(transport, wake=wake, timeout_s=config.cluster.request_timeout_s, clock=clock)
+    resizes = PodResizer(
+        transport, wake=wake, timeout_s=config.cluster.request_timeout_s, clock=clock, outcomes=resize_outcomes
+    )
     return ApiWriters(node, conditions, taints, evictions, events, slots, resizes)

@@ -7,8 +7,11 @@ Promises:
 3. The taint is requested in the sync of the crossing. The hard tier does not wait for it: its eviction is handed over
    first. What the soft tier waits for: `soft_tier_block`.
 4. No call waits for an Event.
+5. A session that replaces another one returns the outcomes that are still to come, and emits their Events. Until the
+   API server has answered it, an outage goes on, with the pods that the API server listed last.
 """
 
+import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -39,11 +42,14 @@ from nodeagent.model import (
     NoteKind,
     OomReport,
     Outcome,
+    OutcomeKind,
     Plan,
     PodView,
     Refusal,
+    RefusalCode,
     ResizeOrder,
     ResizeOutcome,
+    ResizeResult,
     Victim,
 )
 from nodeagent.runtime import clock, workers
@@ -57,16 +63,39 @@ def session_inputs(config: Config) -> tuple[object, ...]:
         config.cluster,
         config.conditions,
         config.fleet,
-        protection.annotations,
-        protection.disruption_budgets,
-        protection.replacement_wait_s > 0,
-        protection.node_bound,
-        protection.node_fit,
+        *_pod_inputs(config),
         protection.node_maintenance,
         bool(config.profiles),
         config.own_limit.resize.enabled,
         config.eviction_request.enabled,
     )
+
+
+def _pod_inputs(config: Config) -> tuple[object, ...]:
+    """What the view of the pods depends on. One with other inputs may lack what protects a pod now."""
+    protection = config.protection
+    return (
+        protection.annotations,
+        protection.disruption_budgets,
+        protection.replacement_wait_s > 0,
+        protection.node_bound,
+        protection.node_fit,
+    )
+
+
+class _Lasting(NamedTuple):
+    """What a session leaves to the one that replaces it. Requests in flight are answered later."""
+
+    outcomes: queue.SimpleQueue[Outcome]
+    resize_outcomes: queue.SimpleQueue[ResizeOutcome]
+    events: DecisionEvents
+
+
+def _lasting(config: Config, previous: _Lasting | None) -> _Lasting:
+    """A dry run emits no Events, and leaves none to a later session."""
+    if previous is None:
+        return _Lasting(queue.SimpleQueue(), queue.SimpleQueue(), DecisionEvents())
+    return previous if config.mode is Mode.ENFORCE else previous._replace(events=DecisionEvents())
 
 
 class _Opened(NamedTuple):
@@ -89,12 +118,14 @@ class ClusterSession:
         *,
         wake: Callable[[], None],
         owned: Sequence[OwnedCondition] = (),
+        previous: "ClusterSession | None" = None,
         backoff: RetryBackoff | None = None,
         probe_backoff: RetryBackoff | None = None,
         clock: Callable[[], float] = clock.boottime,
     ) -> None:
         """`guess`: the node's name before it is confirmed. `owned`: the conditions that an earlier process set on the
-        Node. Its taints are not stored: their keys belong to nodeagent alone."""
+        Node. Its taints are not stored: their keys belong to nodeagent alone. `previous`: the session that this one
+        replaces."""
         self._transport = transport
         self._config = config
         self._guess = guess
@@ -114,7 +145,13 @@ class ClusterSession:
         self._eviction_requests: EvictionRequests | None = None
         """None unless they are configured, or those of an earlier configuration are not withdrawn yet. A dry run
         discovers, and writes nothing."""
-        self._events = DecisionEvents()
+        self._lasting: _Lasting = _lasting(config, previous._lasting if previous is not None else None)
+        self._events = self._lasting.events
+        self._last_pods: PodsView | None = None
+        """Those of the previous session, until the API server has listed them again."""
+        if previous is not None and previous._continues(transport, config):
+            transport.reach.continue_outage(previous._transport.reach)
+            self._last_pods = previous._listed_pods()
         self._thread = workers.make_thread(self._confirm, name="identity")
 
     def start(self) -> None:
@@ -123,9 +160,24 @@ class ClusterSession:
 
     def pods(self) -> PodsView:
         """The pods with their volumes, and with their PodDisruptionBudgets once those were wanted."""
-        if self._opened is None:
-            return PodsView((), None, self._trouble, unreachable_since=self._transport.reach.unreachable_since)
-        return self._opened.readers.view()
+        if self._opened is not None:
+            view = self._opened.readers.view()
+        else:
+            view = PodsView((), None, self._trouble, unreachable_since=self._transport.reach.unreachable_since)
+        if view.synced_at is not None:
+            self._last_pods = None
+        elif self._last_pods is not None and view.unreachable_since is not None:
+            return self._last_pods._replace(reason=view.reason, unreachable_since=view.unreachable_since)
+        return view
+
+    def _continues(self, transport: Transport, config: Config) -> bool:
+        """True if the pods of this session are those of another one, with all that protects them."""
+        return self._transport.server == transport.server and _pod_inputs(self._config) == _pod_inputs(config)
+
+    def _listed_pods(self) -> PodsView | None:
+        """The pods, whatever the API server does now; None if it has never listed them."""
+        view = self._opened.readers.view() if self._opened is not None else None
+        return view if view is not None and view.synced_at is not None else self._last_pods
 
     def report_missing(self, cgroup_uids: frozenset[str]) -> None:
         """The node runs these pods and `pods` contains none of them: list again."""
@@ -134,6 +186,8 @@ class ClusterSession:
 
     def soft_tier_block(self) -> Refusal | None:
         """What the soft tier waits for now; None: nothing. The hard tier never waits."""
+        if self._last_pods is not None:
+            return Refusal(RefusalCode.PODS_NEVER_SYNCED, "the soft tier waits for the list of the pods after a reload")
         if self._opened is None:
             return None
         readers, writers, now = self._opened.readers, self._opened.writers, self._clock()
@@ -164,7 +218,11 @@ class ClusterSession:
     def evict(self, plan_id: str, victim: Victim) -> None:
         """Hand over a victim; `outcomes` returns what came of it."""
         if self._writers is None:
-            raise RuntimeError("a plan has victims before the node's identity is confirmed")
+            kind = OutcomeKind.NOT_REQUESTED if victim.method is Method.REQUEST else OutcomeKind.UNREACHABLE
+            message = f"not sent: {self._trouble}"
+            self._lasting.outcomes.put(Outcome(plan_id, victim.pod.uid, kind, message, self._clock()))
+            self._wake()
+            return
         self._events.store_victim(plan_id, victim)
         if victim.method is Method.REQUEST and self._eviction_requests is not None:
             self._eviction_requests.submit(plan_id, victim)
@@ -182,7 +240,7 @@ class ClusterSession:
         if self._writers is None:
             return
         if self._eviction_requests is None and orders:
-            self._eviction_requests = EvictionRequests(self._transport, wake=self._wake, clock=self._clock)
+            self._eviction_requests = self._make_eviction_requests()
             self._eviction_requests.start()
         if self._eviction_requests is not None:
             self._eviction_requests.follow(orders)
@@ -190,12 +248,16 @@ class ClusterSession:
     def resize(self, plan_id: str, order: ResizeOrder) -> None:
         """Hand over a resize; `resize_outcomes` returns the answer."""
         if self._writers is None:
-            raise RuntimeError("a plan has resizes before the node's identity is confirmed")
+            where = (order.pod_uid, order.namespace, order.name, order.container)
+            message = f"not sent: {self._trouble}"
+            answer = ResizeOutcome(plan_id, *where, ResizeResult.NOT_SENT, message, self._clock())
+            self._lasting.resize_outcomes.put(answer)
+            return
         self._writers.resizes.submit(plan_id, order)
 
     def resize_outcomes(self) -> tuple[ResizeOutcome, ...]:
         """The answers since the last call."""
-        return self._writers.resizes.take() if self._writers is not None else ()
+        return workers.drain(self._lasting.resize_outcomes)
 
     def announce_resize(self, outcome: ResizeOutcome) -> None:
         """Emit the Event about what came of a resize, on its pod; not in a dry run."""
@@ -221,14 +283,12 @@ class ClusterSession:
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcomes since the last call. An accepted eviction gets Events on its pod and the owner."""
-        writers = self._writers
-        if writers is None:
-            return ()
-        if self._transport.reach.unreachable_since is None:
-            self._events.emit_kills(writers.events)
-        requested = self._eviction_requests.take() if self._eviction_requests is not None else ()
-        outcomes = (*writers.evictions.take(), *requested)
-        self._events.emit_evictions(outcomes, writers.events)
+        outcomes = workers.drain(self._lasting.outcomes)
+        self._events.store_outcomes(outcomes)
+        if (writers := self._writers) is not None:
+            if self._transport.reach.unreachable_since is None:
+                self._events.emit_kills(writers.events)
+            self._events.emit_evictions(writers.events)
         return outcomes
 
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None:
@@ -391,7 +451,7 @@ class ClusterSession:
         # Nothing is started yet: if this fails, it is repeated from the start.
         node = NodeWatch(transport, confirmed.name, clock=clock)
         readers = ClusterReaders(transport, config, node, wake=wake, clock=clock)
-        requests = EvictionRequests(transport, wake=wake, clock=clock) if config.eviction_request.enabled else None
+        requests = self._make_eviction_requests() if config.eviction_request.enabled else None
         writers = None
         if config.mode is Mode.ENFORCE:
             writers = self._start_writers(confirmed, node)
@@ -406,5 +466,16 @@ class ClusterSession:
 
     def _start_writers(self, confirmed: Identity, node: NodeWatch) -> ApiWriters:
         return api_writers.start_writers(
-            self._transport, self._config, confirmed, node=node, owned=self._owned, wake=self._wake, clock=self._clock
+            self._transport,
+            self._config,
+            confirmed,
+            node=node,
+            owned=self._owned,
+            outcomes=self._lasting.outcomes,
+            resize_outcomes=self._lasting.resize_outcomes,
+            wake=self._wake,
+            clock=self._clock,
         )
+
+    def _make_eviction_requests(self) -> EvictionRequests:
+        return EvictionRequests(self._transport, wake=self._wake, clock=self._clock, outcomes=self._lasting.outcomes)

@@ -50,6 +50,8 @@ class DecisionEvents:
         """Victims without an outcome, by plan and UID."""
         self._kills: list[tuple[str, Victim, float]] = []
         """Plan id, victim and wall time of kills without Events."""
+        self._accepted: list[tuple[str, Victim, float]] = []
+        """The same of accepted evictions."""
 
     def emit_changes(self, statuses: Mapping[ConditionType, ConditionStatus], writer: EventWriter) -> None:
         """Emit the Events of the conditions that have changed since the last call."""
@@ -87,14 +89,19 @@ class DecisionEvents:
             for event in pod_events.killed(plan_id, ranked, node=writer.node_name, at_wall=at_wall):
                 writer.emit(event)
 
-    def emit_evictions(self, outcomes: Iterable[Outcome], writer: EventWriter) -> None:
-        """Emit the Events of the accepted evictions, on the pods and their owners."""
+    def store_outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        """Store the accepted evictions until there is a writer."""
         for outcome in outcomes:
             victim = self._unanswered.pop((outcome.plan_id, outcome.pod_uid), None)
             if victim is not None and outcome.kind is OutcomeKind.ACCEPTED:
-                ranked = self._ranked(outcome.plan_id, victim)
-                for event in pod_events.evicted(outcome.plan_id, ranked, node=writer.node_name):
-                    writer.emit(event)
+                self._accepted = [*self._accepted, (outcome.plan_id, victim, time.time())][-MAX_RANKS:]
+
+    def emit_evictions(self, writer: EventWriter) -> None:
+        """Emit the Events of the accepted evictions, on the pods and their owners."""
+        accepted, self._accepted = self._accepted, []
+        for plan_id, victim, at_wall in accepted:
+            for event in pod_events.evicted(plan_id, self._ranked(plan_id, victim), node=writer.node_name):
+                writer.emit(event._replace(at_wall=at_wall))
 
     def _ranked(self, plan_id: str, victim: Victim) -> RankedVictim:
         return RankedVictim(victim, self._ranks.get((plan_id, victim.pod.uid)))

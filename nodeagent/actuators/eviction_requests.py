@@ -139,8 +139,10 @@ class EvictionRequests:
         clock: Callable[[], float] = clock.boottime,
         poll_s: float = POLL_S,
         make_backoff: Callable[[], RetryBackoff] = lambda: RetryBackoff(last_s=MAX_WAIT_S),
+        outcomes: "queue.SimpleQueue[Outcome] | None" = None,
     ) -> None:
-        """`wake` is called after each outcome, and when the resource is served or no longer served."""
+        """`wake` is called after each outcome, and when the resource is served or no longer served. `outcomes`: where
+        they are put, instead of a queue for `take`."""
         self._transport = transport
         self._wake = wake
         self._timeout_s = transport.request_timeout_s if timeout_s is None else timeout_s
@@ -152,7 +154,7 @@ class EvictionRequests:
         self._condition = threading.Condition()
         self._stopping = False
         self._creations: queue.SimpleQueue[_Creation] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue() if outcomes is None else outcomes
         self._followed: dict[tuple[str, str], _Followed] = {}
         self._confirmed: list[tuple[str, str]] = []
         """The last requests that are known to exist, by plan and UID."""

@@ -90,9 +90,11 @@ class EvictionSender:
         threads: int = WORKERS,
         clock: Callable[[], float] = clock.boottime,
         dry_run: bool = False,
+        outcomes: "queue.SimpleQueue[Outcome] | None" = None,
     ) -> None:
         """`wake` is called after each outcome. `dry_run`: the server checks the request and evicts nothing.
-        `node_name`: a node's credentials can list only the pods of this node."""
+        `node_name`: a node's credentials can list only the pods of this node. `outcomes`: where they are put, instead
+        of a queue for `take`."""
         self._transport = transport
         self._node_name = node_name
         self._wake = wake
@@ -100,7 +102,7 @@ class EvictionSender:
         self._clock = clock
         self._dry_run = dry_run
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue() if outcomes is None else outcomes
         self._in_flight = 0
         self._count_lock = threading.Lock()
         self._prewarming = threading.Lock()

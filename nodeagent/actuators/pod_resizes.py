@@ -61,14 +61,15 @@ class PodResizer:
         wake: Callable[[], None] = lambda: None,
         timeout_s: float | None = None,
         clock: Callable[[], float] = clock.boottime,
+        outcomes: "queue.SimpleQueue[ResizeOutcome] | None" = None,
     ) -> None:
-        """`wake` is called after each outcome."""
+        """`wake` is called after each outcome. `outcomes`: where they are put, instead of a queue for `take`."""
         self._transport = transport
         self._wake = wake
         self._timeout_s = transport.request_timeout_s if timeout_s is None else timeout_s
         self._clock = clock
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[ResizeOutcome] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[ResizeOutcome] = queue.SimpleQueue() if outcomes is None else outcomes
         self._thread = workers.make_thread(self._work, name="resize")
         self._started = False
 

@@ -26,6 +26,13 @@ class ApiReachability:
         self._answered_at = float("-inf")
         self._unanswered_since: float | None = None
         """On `clock`."""
+        self._earlier_since: float | None = None
+        """The same of `continue_outage`, until the first request."""
+
+    def continue_outage(self, earlier: "ApiReachability") -> None:
+        """An outage that `earlier` saw of the same server goes on, if the first request is not answered either."""
+        since = earlier._unanswered_since
+        self._earlier_since = earlier._earlier_since if since is None else since
 
     @property
     def unreachable_since(self) -> float | None:
@@ -44,7 +51,7 @@ class ApiReachability:
         with self._lock:
             was_out = self._unanswered_since is not None
             self._answered_at = self.clock()
-            self._unanswered_since = None
+            self._unanswered_since = self._earlier_since = None
         return was_out
 
     def unanswered(self, begun_at: float) -> None:
@@ -52,4 +59,4 @@ class ApiReachability:
         since then."""
         with self._lock:
             if self._unanswered_since is None and begun_at >= self._answered_at:
-                self._unanswered_since = begun_at
+                self._unanswered_since = begun_at if self._earlier_since is None else self._earlier_since

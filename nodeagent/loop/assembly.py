@@ -241,8 +241,10 @@ class ComponentBuilder:
                 if signal.SIGTERM in signals or signal.SIGINT in signals:
                     raise
 
-    def _connect(self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...]) -> Session:
-        return _connect(loaded, self._identity, owned, self._wakeups, self._boottime)
+    def _connect(
+        self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...], previous: Session | None = None
+    ) -> Session:
+        return _connect(loaded, self._identity, owned, self._wakeups, self._boottime, previous)
 
     def rebuild(self, before: Components, loaded: LoadedConfig) -> Components:
         """The components of a new configuration. Those that do not depend on a changed key stay.
@@ -258,7 +260,7 @@ class ComponentBuilder:
         session = before.session
         if cluster_session.session_inputs(config) != cluster_session.session_inputs(old):
             try:
-                session = self._connect(loaded._replace(config=config), before.session.owned())
+                session = self._connect(loaded._replace(config=config), before.session.owned(), before.session)
             except CannotRunError as error:
                 key = "cluster.kubeconfig" if config.cluster.kubeconfig else "mode"
                 raise ConfigError((Problem(Origin("this machine"), key, str(error)),)) from error
@@ -343,6 +345,7 @@ def _connect(
     owned: tuple[OwnedCondition, ...],
     wakeups: Wakeups,
     boottime: Callable[[], float],
+    previous: Session | None,
 ) -> Session:
     config = loaded.config
     found = credentials.find_credentials(config.cluster.kubeconfig)
@@ -358,7 +361,15 @@ def _connect(
         connection = transport.connect(found, request_timeout_s=config.cluster.request_timeout_s)
     except credentials.CredentialsError as error:
         raise CannotRunError(str(error)) from error
-    return ClusterSession(connection, config, identity, wake=wakeups.wake, owned=owned, clock=boottime)
+    return ClusterSession(
+        connection,
+        config,
+        identity,
+        wake=wakeups.wake,
+        owned=owned,
+        previous=previous if isinstance(previous, ClusterSession) else None,
+        clock=boottime,
+    )
 
 
 def _open_state(

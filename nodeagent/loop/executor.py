@@ -271,7 +271,7 @@ class Executor:
         if outcome.kind in _OF_REQUESTS:
             return
         if outcome.kind is OutcomeKind.ACCEPTED:
-            kill = self._config.escalation.hard_kill is HardKill.CGROUP
+            kill = self._acts and self._config.escalation.hard_kill is HardKill.CGROUP
             if kill and victim is not None and victim.tier is Tier.HARD and victim.cgroup:
                 self._kill_processes(victim)
         elif outcome.kind is not OutcomeKind.TIMED_OUT:

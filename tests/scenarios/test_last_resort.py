@@ -1,13 +1,15 @@
 """The API server is gone while a pod eats the node: with the last resort the pod is ended, without it it is not."""
 
+import signal
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.fake_kube import ApiServer, Request, pod
-from tests.support.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
+from tests.support.livenode import HARD, Kubepods, StartAgent, configuration, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
@@ -56,6 +58,24 @@ def test_a_hog_is_killed_through_its_cgroup_and_the_event_is_sent_when_the_api_s
     assert request.body["regarding"]["uid"] == HOG
     assert request.body["metadata"]["annotations"]["nodeagent.io/plan"] == line["id"]
     assert not api.sent("POST", "/eviction"), "what an outage wanted is not sent after it"
+    assert agent.stop() == 0
+
+
+def test_a_configuration_that_is_loaded_during_the_outage_ends_neither_the_outage_nor_the_last_resort(
+    kubepods: Kubepods, api: ApiServer, run: StartAgent, tmp_path: Path
+) -> None:
+    kubepods.start(HOG, qos="burstable")
+    agent = run(**HARD, **LAST_RESORT)
+    api.go_down()
+    until(lambda: any("cannot connect" in str(line) for line in agent.events()), "the outage")
+    configuration(tmp_path, kubepods, **HARD, **LAST_RESORT, conditions={"heartbeat": "100s"})
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for_log("configuration changed", key="conditions.heartbeat")
+    kubepods.eat(HOG, 400)
+    until(lambda: not kubepods.running(HOG), "the hog has ended")
+    agent.wait_for_log("eviction killed")
+    api.come_back()
+    assert api.wait_for(lambda: killed_events(api), 60), agent.events()
     assert agent.stop() == 0
 
 

@@ -10,10 +10,24 @@ import pytest
 
 from nodeagent.actuators.cluster_session import ClusterSession
 from nodeagent.actuators.conditions import OwnedCondition
-from nodeagent.config.schema import Config, Mode
+from nodeagent.config.schema import Config, FleetConfig, Mode, ProtectionConfig
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.transport import connect
+from nodeagent.model import (
+    Amount,
+    MemoryAmounts,
+    Method,
+    Outcome,
+    OutcomeKind,
+    RefusalCode,
+    ResizeOrder,
+    ResizeResult,
+    Signal,
+    Threshold,
+    Tier,
+    Victim,
+)
 from tests.fake_kube import ApiServer, Request, pod
 
 ENFORCE = Config(mode=Mode.ENFORCE)
@@ -132,3 +146,144 @@ def test_a_session_that_is_never_confirmed_reports_that_it_has_cleared_nothing(
     agent = session()
     eventually(lambda: agent.pods().unreachable_since is not None)
     assert "conditions and taints not cleared: cannot connect" in agent.stop(clear=True)
+
+
+# --- replaced while an eviction is in flight --------------------------------------------------------------------------
+
+
+CHANGED = ENFORCE._replace(fleet=FleetConfig(max_concurrent_evictions=1))
+
+
+def victim(agent: ClusterSession, *, method: Method = Method.EVICT) -> Victim:
+    threshold = Threshold(Signal.MEMORY, Amount(1, None, "1"))
+    return Victim(agent.pods().pods[0], "/kubepods/poduid-hog", threshold, Tier.HARD, method, 3.0, "low", {}, None)
+
+
+def synced(agent: ClusterSession) -> ClusterSession:
+    eventually(lambda: agent.pods().synced_at is not None)
+    return agent
+
+
+def outcome(agent: ClusterSession) -> Outcome:
+    found: list[Outcome] = []
+
+    def arrived() -> bool:
+        found.extend(agent.outcomes())
+        return bool(found)
+
+    eventually(arrived)
+    [only] = found
+    return only
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the new session opens", "afterwards"])
+def test_the_answer_to_a_request_in_flight_reaches_the_next_session_with_its_event(
+    api: ApiServer, session: Callable[..., ClusterSession], late: bool
+) -> None:
+    first = synced(session())
+    evictions = Held(api, "/eviction")
+    first.evict("run-7", victim(first))
+    assert evictions.arrived.wait(30)
+    if late:
+        second = synced(session(CHANGED, previous=first))
+    else:
+        api.forbid("get", "nodes")
+        second = session(CHANGED, previous=first)
+    stopping = threading.Thread(target=lambda: first.stop(clear=False))
+    stopping.start()
+    evictions.release()
+    assert outcome(second).kind is OutcomeKind.ACCEPTED
+    stopping.join(30)
+    api.allow("get", "nodes")
+    synced(second)
+    second.outcomes()
+
+    def evicted() -> list[Request]:
+        return [request for request in api.sent("POST", "/events") if request.body["reason"] == "Evicted"]
+
+    assert api.wait_for(evicted, 30)
+    assert len(evicted()) == 1
+
+
+def test_the_answer_reaches_a_dry_run_without_an_event(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    first = synced(session())
+    evictions = Held(api, "/eviction")
+    first.evict("run-7", victim(first))
+    assert evictions.arrived.wait(30)
+    second = session(Config(mode=Mode.DRY_RUN), previous=first)
+    stopping = threading.Thread(target=lambda: first.stop(clear=True))
+    stopping.start()
+    evictions.release()
+    assert outcome(second).kind is OutcomeKind.ACCEPTED
+    stopping.join(30)
+    third = synced(session(previous=second))
+    assert third.outcomes() == ()
+    third.stop(clear=False)
+    assert not api.sent("POST", "/events")
+
+
+# --- replaced during an outage ----------------------------------------------------------------------------------------
+
+
+def test_an_outage_goes_on_with_the_pods_that_were_listed_before_it(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    first = synced(session())
+    api.go_down()
+    eventually(lambda: first.pods().unreachable_since is not None)
+    since, listed = first.pods().unreachable_since, first.pods()
+    first.announce_kill("run-8", victim(first, method=Method.KILL))
+    second = session(CHANGED, previous=first)
+    third = session(ENFORCE, previous=second)
+    for each in (second, third):
+        eventually(lambda each=each: each.pods().unreachable_since is not None)  # type: ignore[misc]
+        view = each.pods()
+        assert (view.pods, view.synced_at) == (listed.pods, listed.synced_at)
+        assert view.unreachable_since == pytest.approx(since, abs=0.01)
+        assert view.reason
+        block = each.soft_tier_block()
+        assert block is not None
+        assert block.code is RefusalCode.PODS_NEVER_SYNCED
+    third.evict("run-9", victim(third))
+    refused = outcome(third)
+    assert (refused.kind, refused.plan_id, refused.pod_uid) == (OutcomeKind.UNREACHABLE, "run-9", "uid-hog")
+    amounts = MemoryAmounts(1 << 20, None)
+    third.resize("run-9", ResizeOrder("uid-hog", "default", "hog", "1", "main", False, amounts, amounts, False, ""))
+    [answer] = third.resize_outcomes()
+    assert answer.result is ResizeResult.NOT_SENT
+    first.stop(clear=False)
+    second.stop(clear=False)
+    api.come_back()
+    eventually(lambda: third.pods().synced_at not in (None, listed.synced_at))
+    assert third.pods().unreachable_since is None
+    assert third.soft_tier_block() is None
+    third.outcomes()
+    assert api.wait_for(lambda: [each for each in api.sent("POST", "/events") if each.body["reason"] == "Killed"], 30)
+
+
+def test_an_outage_that_has_ended_before_the_first_request_does_not_go_on(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    first = synced(session())
+    api.go_down()
+    eventually(lambda: first.pods().unreachable_since is not None)
+    first.stop(clear=False)
+    api.come_back()
+    reviews = Held(api, "/selfsubjectreviews")
+    second = session(CHANGED, previous=first)
+    assert reviews.arrived.wait(30)
+    assert (second.pods().unreachable_since, second.pods().synced_at) == (None, None)
+    reviews.release()
+    synced(second)
+
+
+def test_pods_that_were_read_without_what_protects_them_now_are_not_taken_over(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    first = synced(session())
+    api.go_down()
+    eventually(lambda: first.pods().unreachable_since is not None)
+    protection = ProtectionConfig(annotations=("example.com/keep",))
+    second = session(ENFORCE._replace(protection=protection), previous=first)
+    eventually(lambda: second.pods().unreachable_since is not None)
+    assert (second.pods().pods, second.pods().synced_at) == ((), None)
