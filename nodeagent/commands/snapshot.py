@@ -138,13 +138,18 @@ def default_name(node: str, *, wall: float) -> str:
 
 
 def _open(options: SnapshotOptions, config: Config) -> tuple[Recording | None, tuple[str, ...]]:
-    """The recording, and why there is none. A snapshot without samples still has configuration and facts."""
+    """The recording, and what it lacks and why. A snapshot without samples still has the decisions, configuration and
+    facts."""
+    state_dir, missing = Path(options.state_dir or config.state_dir), tuple[str, ...]()
+    if options.state_dir is None and config.recorder.dir:
+        try:
+            return recording.open_recording(Path(config.recorder.dir), records=state_dir), ()
+        except RecordingError as error:
+            missing = (f"no samples of recorder.dir: {error}",)
     try:
-        if options.state_dir is None and config.recorder.dir:
-            return recording.open_recording(Path(config.recorder.dir), records=Path(config.state_dir)), ()
-        return recording.open_recording(Path(options.state_dir or config.state_dir)), ()
+        return recording.open_recording(state_dir), missing
     except RecordingError as error:
-        return None, (f"no samples and no decisions: {error}",)
+        return None, (*missing, f"no samples and no decisions: {error}")
 
 
 def _window(options: SnapshotOptions, recorded: Recording | None) -> tuple[Window, str]:

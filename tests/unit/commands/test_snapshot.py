@@ -1,9 +1,11 @@
 """`nodeagent snapshot`: one whole file or none, of the time that is wanted, without secrets and, on request, names."""
 
 import io
+import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,6 +20,7 @@ from nodeagent.model import Outcome, OutcomeKind
 from nodeagent.records import recording
 from nodeagent.records.flight_recorder import FlightRecorder
 from nodeagent.records.recording import open_recording
+from nodeagent.records.segment_files import SegmentFiles
 from tests.support import named_node, nodes, recorded_samples
 
 SECRET = "s3cr3t-t0ken"
@@ -191,6 +194,35 @@ def test_a_node_without_a_recording_has_configuration_and_facts(
     assert error.startswith("nodeagent: not included: no samples and no decisions: ")
     assert sorted(members(out)) == ["config.yaml", "facts.json", "kubelet.json", "manifest.json"]
     assert len(json.loads(members(out)["manifest.json"])["missing"]) == 1
+
+
+@pytest.mark.parametrize("around", [[], ["--around", "last"]])
+def test_a_directory_of_samples_that_does_not_exist_costs_the_samples_alone(
+    state: Path, tmp_path: Path, around: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(state / "samples")
+    config, out, nowhere = tmp_path / "config.yaml", tmp_path / "ticket.zip", tmp_path / "nowhere"
+    header = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
+    config.write_text(f"{header}stateDir: {state}\nrecorder: {{dir: {nowhere}}}\n")
+    run("--config", config, "--host-root", tmp_path, "-o", out, *around)
+    assert [each["record"] for each in open_recording(out).records()] == ["decision", "outcome"]
+    missing = f"no samples of recorder.dir: {nowhere}: No such file or directory"
+    assert json.loads(members(out)["manifest.json"])["missing"] == [missing]
+    assert capsys.readouterr().err == f"nodeagent: not included: {missing}\n"
+
+
+def test_what_a_process_that_restarts_again_and_again_leaves_is_read(tmp_path: Path) -> None:
+    samples = tmp_path / "state" / "samples"
+    for number in range(150):
+        files = SegmentFiles(samples, max_bytes=8 << 20)
+        files.open_segment(b"".join(recording.encode(recorded_samples.HEADER, [])))
+        [first] = itertools.islice(recording.encode(recorded_samples.HEADER, [recorded_samples.sample(number)]), 1, 2)
+        files.complete_group(first)
+        files.append_entry(first)
+        files.close()
+    out = tmp_path / "ticket.zip"
+    run("--state-dir", tmp_path / "state", "-o", out, "--host-root", tmp_path)
+    assert list(open_recording(out).samples()) == list(open_recording(tmp_path / "state").samples())
 
 
 def test_an_existing_file_and_a_directory_stay(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
