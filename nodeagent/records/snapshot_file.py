@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, NamedTuple, Self
 
+from nodeagent.records import segment_files
 from nodeagent.runtime import regular_files
 
 FORMAT_VERSION: Final = 1
@@ -43,8 +44,6 @@ SAMPLES: Final = re.compile(r"samples/[A-Za-z0-9_-]{1,64}\.rec")
 
 MAX_FILE_BYTES: Final = 128 * 2**20
 """Samples are compressed already: a recording of a day has at most 40 MiB, and decisions of 16 MiB a tenth of that."""
-MAX_MEMBERS: Final = 128
-"""Samples are about a dozen files."""
 MAX_UNPACKED_BYTES: Final = 256 * 2**20
 _LIMITS: Final[Mapping[str, int]] = {
     MANIFEST: 2**20,
@@ -53,6 +52,8 @@ _LIMITS: Final[Mapping[str, int]] = {
     KUBELET: 2**20,
     FACTS: 2**20,
 }
+MAX_MEMBERS: Final = 2 * (segment_files.MAX_SEGMENTS + 1) + len(_LIMITS)
+"""Samples are about a dozen files; a process that restarts again and again leaves two in each segment."""
 MAX_SAMPLES_BYTES: Final = 64 * 2**20
 """Of one file of samples."""
 CHUNK_BYTES: Final = 64 * 2**10
@@ -119,6 +120,8 @@ class SnapshotWriter:
         limit = _limit_of(member)
         if limit is None:
             raise SnapshotError(f"{self._name}: a snapshot has no member {member!r}")
+        if len(self._zip.filelist) >= MAX_MEMBERS:
+            raise SnapshotError(f"{self._name}: more than {MAX_MEMBERS} members; take a shorter time")
         info = zipfile.ZipInfo(member)  # with the fixed date of 1980: the manifest has the time
         info.compress_type = zipfile.ZIP_STORED if member.endswith(".rec") else zipfile.ZIP_DEFLATED
         info.external_attr = 0o600 << 16

@@ -108,6 +108,15 @@ def test_a_larger_file_than_allowed_is_not_written() -> None:
         SnapshotWriter(io.BytesIO(), name="x.zip").add("config.yaml", [bytes(2**20), b"x"])
 
 
+def test_more_members_than_allowed_are_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "file.zip"
+    most = snapshot_file.MAX_MEMBERS - 1  # and the manifest
+    path.write_bytes(written(**{f"samples_{number}": b"x" for number in range(most)}))
+    assert len(read_all(path)) == most + 3
+    with pytest.raises(SnapshotError, match=r"x\.zip: more than \d+ members; take a shorter time"):
+        written(**{f"samples_{number}": b"x" for number in range(most + 1)})
+
+
 # --- hostile files ---------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +149,7 @@ def test_millions_of_members_are_refused_before_they_are_listed(tmp_path: Path) 
         for number in range(snapshot_file.MAX_MEMBERS):
             file.writestr(f"samples/samples-{number}.rec", b"")
 
-    assert refusal(tmp_path, changed(add)) == "more than 128 members, not a snapshot file"
+    assert refusal(tmp_path, changed(add)) == f"more than {snapshot_file.MAX_MEMBERS} members, not a snapshot file"
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
