@@ -46,6 +46,8 @@ class KubeletThresholds(NamedTuple):
     """Effective: defaults, merging and the copies for allocatable memory are included."""
     unread: str = ""
     """Why its configuration could not be read: a threshold that no flag sets is then the kubelet's default."""
+    flags_visible: bool = True
+    """False: the kubelet's process is not visible, and its flags may replace what its files contain."""
 
 
 class EarlierThreshold(NamedTuple):

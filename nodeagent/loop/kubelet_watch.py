@@ -4,9 +4,11 @@ Promises:
 
 1. The loop waits for nothing here: `latest` is the last reading of a thread that reads every `READ_EVERY_S`. Only the
    first reading is made by the caller, at the start, and from files alone.
-2. Known thresholds stay in force while their sources cannot be read: the kubelet still uses what it once read.
-3. The API server is asked only where files and flags give nothing: at the start, at a reload and every
-   `CONFIGZ_EVERY_S`; without an answer again after a minute, then two, four and so on. A refusal is one note.
+2. Known thresholds stay in force while their sources cannot be read: the kubelet still uses what it once read. Its
+   files without its flags are such a case if the flags were known: a kubelet that restarts has no process.
+3. The API server is asked only where files and flags give nothing, or not the flags that were known: at the start, at
+   a reload and every `CONFIGZ_EVERY_S`; without an answer again after a minute, then two, four and so on. A refusal is
+   one note.
 """
 
 from collections.abc import Callable
@@ -72,9 +74,11 @@ class KubeletWatch:
             self._periodic.close()
 
     def _read(self) -> KubeletReading:
-        reading = self._reader.read()
+        reading = kubelet_config.require_known_flags(self._reader.read(), self._known)
         if reading.known is None:
             reading = self._from_api(reading)
+        else:
+            self._answer = None  # it is older than this reading
         if reading.known is None and self._known.known is not None:
             reading = _kept(self._known, reading)
         if reading.known is not None and reading != self._known:

@@ -39,6 +39,7 @@ _MOUNT: Final = "; in a container mount it read-only, as examples/kubelet does"
 _RELATIVE: Final = "; below the kubelet's working directory, which needs CAP_SYS_PTRACE: give it an absolute path"
 MAX_DROP_INS: Final = 64
 _RECORDED: Final = "/kubelet/configz.json"
+_NO_FLAGS: Final = ", flags not visible"
 
 
 class KubeletSources(NamedTuple):
@@ -54,6 +55,7 @@ class KubeletSources(NamedTuple):
     """Why a file that the kubelet uses could not be read."""
     place: str = ""
     """The sources in words, for reports."""
+    flags_visible: bool = True
 
 
 class KubeletReading(NamedTuple):
@@ -104,7 +106,7 @@ def parse_sources(sources: KubeletSources | None) -> KubeletReading:
         unread = ""
     elif unread:
         notes += (Note(NoteKind.KUBELET, f"configuration not known, defaults assumed: {unread}"),)
-    return KubeletReading(KubeletThresholds(sources.place, settings.thresholds, unread), notes)
+    return KubeletReading(KubeletThresholds(sources.place, settings.thresholds, unread, sources.flags_visible), notes)
 
 
 def from_configz(text: str) -> KubeletReading:
@@ -118,6 +120,15 @@ def not_known(reading: KubeletReading, refusal: str) -> KubeletReading:
     unread = f"{found.unread or NOT_FOUND}; /configz through the API server: {refusal}"
     note = Note(NoteKind.KUBELET, f"configuration not known, defaults assumed: {unread}")
     return KubeletReading(found._replace(unread=unread), (note,))
+
+
+def require_known_flags(reading: KubeletReading, known: KubeletReading) -> KubeletReading:
+    """The reading; its thresholds are not known if it lacks the flags that those known before contain."""
+    now, before = reading.kubelet, known.kubelet
+    if now is None or now.unread or now.flags_visible or known.known is None or not before or not before.flags_visible:
+        return reading
+    unread = f"the kubelet's process is not visible, and its flags may replace {now.path}"
+    return reading._replace(kubelet=now._replace(unread=unread))
 
 
 def read_sources(host: Host) -> KubeletSources | None:
@@ -184,14 +195,15 @@ def _usual_sources(host: Host) -> KubeletSources | None:
     for path in candidates:
         text, refusal = _read(host, path)
         if text and not _is_kubeconfig(text):
-            place = path if path == _RECORDED else f"{path}, flags not visible"
-            return KubeletSources(path, text, place=place)
+            visible = path == _RECORDED
+            return KubeletSources(path, text, place=path if visible else f"{path}{_NO_FLAGS}", flags_visible=visible)
         if refusal and not text and host.exists(path):
             refusals.append(refusal)
     for directory in USUAL_DIRECTORIES:
         drop_ins, refusal = _read_drop_ins(host, directory)
         if drop_ins:
-            return KubeletSources(drop_ins=drop_ins, place=f"{directory}, flags not visible", refusal=refusal)
+            place = f"{directory}{_NO_FLAGS}"
+            return KubeletSources(drop_ins=drop_ins, place=place, refusal=refusal, flags_visible=False)
         if refusal and host.exists(directory):
             refusals.append(refusal)
     if refusals:

@@ -65,6 +65,20 @@ def put(root: Path, memory: str) -> None:
     replacement.replace(target)
 
 
+def start_kubelet(root: Path, *flags: str) -> None:
+    files = {
+        "sys/fs/cgroup/system.slice/kubelet.service/cgroup.procs": "77\n",
+        "proc/77/cmdline": "\0".join(["/usr/bin/kubelet", f"--config={CONFIG}", *flags]) + "\0",
+    }
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(content)
+
+
+def stop_kubelet(root: Path) -> None:
+    (root / "sys/fs/cgroup/system.slice/kubelet.service/cgroup.procs").unlink()
+
+
 def memory_of(watch: KubeletWatch) -> str:
     """The kubelet's hard memory threshold; empty if it is not known."""
     known = watch.latest.known or ()
@@ -152,8 +166,48 @@ def test_a_server_that_does_not_answer_is_asked_again(watch: KubeletWatch, api: 
     until(lambda: memory_of(watch) == "333Mi", "the answer")
 
 
-def test_a_file_that_becomes_readable_replaces_the_answer_of_the_api_server(root: Path, watch: KubeletWatch) -> None:
+def test_a_kubelet_that_restarts_keeps_the_thresholds_of_its_flags(root: Path, transport: Transport) -> None:
+    put(root, "200Mi")
+    start_kubelet(root, "--eviction-hard=memory.available<1Gi")
+    watch = KubeletWatch(open_host(str(root)), configz=lambda: "", every_s=SOON_S)
+    watch.start()
+    try:
+        assert memory_of(watch) == "1Gi"
+        stop_kubelet(root)
+        until(lambda: messages(watch) != [], "the note")
+        assert memory_of(watch) == "1Gi", "the file alone is not what the kubelet uses"
+        [message] = messages(watch)
+        assert message.startswith("configuration no longer readable, its last known thresholds stay: ")
+        assert "its flags may replace /var/lib/kubelet/config.yaml" in message
+        start_kubelet(root, "--eviction-hard=memory.available<900Mi")
+        until(lambda: memory_of(watch) == "900Mi", "the flags of the new process")
+        assert messages(watch) == []
+    finally:
+        watch.close()
+
+
+def test_an_answer_of_the_api_server_from_before_the_known_flags_does_not_replace_them(
+    root: Path, watch: KubeletWatch, api: ApiServer
+) -> None:
+    watch.start()
+    until(lambda: memory_of(watch) == "333Mi", "the kubelet's own answer")
+    api.forbid("get", "nodes/proxy")
+    put(root, "200Mi")
+    start_kubelet(root, "--eviction-hard=memory.available<1Gi")
+    until(lambda: memory_of(watch) == "1Gi", "the process")
+    stop_kubelet(root)
+    until(lambda: messages(watch) != [], "the note")
+    assert memory_of(watch) == "1Gi"
+
+
+def test_a_kubelet_whose_process_becomes_visible_replaces_the_answer_of_the_api_server(
+    root: Path, watch: KubeletWatch, api: ApiServer
+) -> None:
     watch.start()
     until(lambda: memory_of(watch) == "333Mi", "the kubelet's own answer")
     put(root, "600Mi")
+    watch.read_soon()
+    until(lambda: len(api.sent("GET", CONFIGZ)) == 2, "the answer after a reload")
+    assert memory_of(watch) == "333Mi", "the kubelet's own answer contains its flags, the file does not"
+    start_kubelet(root)
     until(lambda: memory_of(watch) == "600Mi", "the file")
