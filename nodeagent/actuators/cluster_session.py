@@ -29,7 +29,7 @@ from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.cluster_readers import ClusterReaders
 from nodeagent.kube.node_identity import Identity, IdentityError
-from nodeagent.kube.node_watch import NodeWatch
+from nodeagent.kube.node_watch import NodeView, NodeWatch
 from nodeagent.kube.pod_watch import PodsView
 from nodeagent.kube.transport import Transport
 from nodeagent.model import (
@@ -322,9 +322,17 @@ class ClusterSession:
     def node_labels(self) -> Mapping[str, str] | None:
         """The labels of the Node object; the same object while it has not changed. None before it was read, and if it
         does not exist."""
-        node = self._opened.readers.node if self._opened is not None else None
-        view = node.view() if node is not None else None
+        view = self._node_view()
         return view.labels if view is not None else None
+
+    def k3s_arguments(self) -> tuple[str, ...]:
+        """The arguments of k3s in an annotation of the Node; empty without it, and before the Node was read."""
+        view = self._node_view()
+        return view.k3s_arguments if view is not None else ()
+
+    def _node_view(self) -> NodeView | None:
+        node = self._opened.readers.node if self._opened is not None else None
+        return node.view() if node is not None else None
 
     def read_configz(self) -> str:
         """The kubelet's own configuration, read through the API server; empty until the node's identity is confirmed.

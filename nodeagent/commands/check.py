@@ -177,7 +177,7 @@ class NodeChecker:
         self._node_fit: NodeFitCheck | None = None
         self._oom_counter = OomKillCounter(self._host)
         self._kubelet = kubelet_config.read_thresholds(self._host)
-        self._asked_for_configz = False
+        self._asked_for_kubelet = False
 
     def _with_profiles(self) -> tuple[load.LoadedConfig, tuple[Note, ...]]:
         """The configuration of this node, and which profiles apply."""
@@ -288,15 +288,11 @@ class NodeChecker:
 
     def _follow_kubelet(self) -> None:
         """Keep the thresholds above the kubelet's. Where files and flags give nothing, the API server is asked once."""
-        if self._kubelet.known is None and self._transport is not None and not self._asked_for_configz:
-            from nodeagent.kube import api_errors, kubelet_configz
+        if self._kubelet.known is None and self._transport is not None and not self._asked_for_kubelet:
+            from nodeagent.commands import check_kubelet
 
-            self._asked_for_configz = True
-            try:
-                answer = kubelet_configz.fetch(self._transport, self._node_name)
-                self._kubelet = kubelet_config.from_configz(answer)
-            except api_errors.ApiError as error:
-                self._kubelet = kubelet_config.not_known(self._kubelet, str(error))
+            self._asked_for_kubelet = True
+            self._kubelet = check_kubelet.ask(self._kubelet, self._host, self._transport, node_name=self._node_name)
         self._config = above_kubelet.keep_above(self._config, self._kubelet.known or ())
 
     def _with_messages(self, plan: Plan, snapshot: NodeSnapshot) -> Plan:

@@ -1,19 +1,16 @@
-"""Read the kubelet's arguments from the configuration of k3s, whose process contains the kubelet.
+"""Read the kubelet's arguments from those of k3s, whose process contains the kubelet.
 
 The kubelet of RKE2 is a process of its own and has its arguments on its command line. That of k3s has none: its
-arguments are `kubelet-arg` in /etc/rancher/k3s/config.yaml and config.yaml.d and on the command line of k3s, and its
-settings are drop-ins in DATA-DIR/agent/etc/kubelet.conf.d (since 1.32; before, k3s added eviction flags of its own).
+arguments are `kubelet-arg` of k3s, and its settings are drop-ins in DATA-DIR/agent/etc/kubelet.conf.d (since 1.32;
+before, k3s added eviction flags of its own). k3s hides its own command line (pkg/proctitle) and writes its arguments,
+those of its configuration files included, to an annotation of its Node (pkg/nodeconfig).
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.config.problems import ConfigError
-
-ANY_DIRECTORY: Final = "/etc/rancher"
-CONFIG_FILE: Final = "/etc/rancher/k3s/config.yaml"
-CONFIG_DIRECTORY: Final = "/etc/rancher/k3s/config.yaml.d"
+NODE_ARGS: Final = "k3s.io/node-args"
+"""The annotation: a JSON array, in which `--name=value` is two words."""
 DATA_DIRECTORY: Final = "/var/lib/rancher/k3s"
 DROP_IN_DIRECTORY: Final = "agent/etc/kubelet.conf.d"
 FLAGS_BEFORE_DROP_INS: Final = {
@@ -32,31 +29,26 @@ class K3sSettings(NamedTuple):
     kubelet_flags: tuple[str, ...]
     """In their order. The name may end with + or -, which mean: after or before the value of k3s."""
     data_directory: str = DATA_DIRECTORY
-    unread: str = ""
-    """Why a file could not be read; its arguments are then unknown."""
 
 
-def read_settings(files: Sequence[tuple[str, str]], arguments: Sequence[str]) -> K3sSettings:
-    """The settings of k3s with these configuration files (name and text, in their order) and this command line. Never
-    raises."""
+def read_settings(arguments: Sequence[str]) -> K3sSettings:
+    """The settings in the words of the annotation. Never raises."""
     flags: list[str] = []
-    directory, unread = DATA_DIRECTORY, ""
-    for name, text in files:
-        try:
-            for key, values in _entries(text, name):
-                if key in ("kubelet-arg", "kubelet-arg+"):
-                    flags = [*(flags if key.endswith("+") else ()), *values]
-                elif key == "data-dir" and values:
-                    directory = values[-1]
-        except ConfigError as error:
-            unread = unread or str(error)
-    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+    directory = DATA_DIRECTORY
+    for index, word in enumerate(arguments):
         name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and name == "kubelet-arg":
-            flags.append(value if equals else following)
-        elif word.startswith("-") and name in ("data-dir", "d"):
+        if not word.startswith("-"):
+            continue
+        following, after = (*arguments[index + 1 : index + 3], "", "")[:2]
+        if name == "kubelet-arg" and equals:
+            flags.append(value)
+        elif name == "kubelet-arg":
+            # `--kubelet-arg --name=value` is three words.
+            cut = following.startswith("--") and "=" not in following and after and not after.startswith("-")
+            flags.append(f"{following}={after}" if cut else following)
+        elif name in ("data-dir", "d"):
             directory = value if equals else following
-    return K3sSettings(tuple(f"--{flag.lstrip('-')}" for flag in flags), directory.rstrip("/"), unread)
+    return K3sSettings(tuple(f"--{flag.lstrip('-')}" for flag in flags), directory.rstrip("/"))
 
 
 def with_drop_ins(settings: K3sSettings) -> tuple[str, ...]:
@@ -81,16 +73,3 @@ def _merge(own: Mapping[str, str], flags: Sequence[str]) -> tuple[str, ...]:
         values[name].insert(0 if given.endswith("-") else len(values[name]), value if equals else "true")
     merged = {**{name: [value] for name, value in own.items()}, **values}
     return tuple(f"--{name}={value}" for name, each in merged.items() for value in each)
-
-
-def _entries(text: str, name: str) -> list[tuple[str, list[str]]]:
-    """Raises ConfigError if the text is no YAML."""
-    from nodeagent.config import yaml_nodes
-
-    if not text.strip():
-        return []
-    root = yaml_nodes.parse(text.encode("utf-8", "surrogatepass"), name=name)
-    return [
-        (key.text, [each.text for each in value.elements] if value.tag == "seq" else [value.text])
-        for key, value in root.items
-    ]

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodeagent.config import quantity
+from nodeagent.config import k3s, quantity
 from nodeagent.kube import list_watch, objects
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_watch import ListWatch
@@ -16,6 +16,7 @@ from nodeagent.runtime import clock
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 
 _decoder = objects.Decoder(objects.NodeObject)
+_words = objects.Decoder(list[str])
 
 
 class NodeCondition(NamedTuple):
@@ -45,6 +46,8 @@ class NodeView(NamedTuple):
     """Cordoned."""
     allocatable_memory: int | None = None
     """Bytes; None if it is not stated."""
+    k3s_arguments: tuple[str, ...] = ()
+    """Of the k3s that contains the kubelet; empty if no annotation has them."""
 
 
 class NodeWatch:
@@ -184,7 +187,15 @@ def decode_node(item: msgspec.Raw | bytes) -> NodeView:
         labels=raw.metadata.labels or {},
         unschedulable=bool(raw.spec.unschedulable),
         allocatable_memory=_bytes((raw.status.allocatable or {}).get("memory")),
+        k3s_arguments=_k3s_arguments((raw.metadata.annotations or {}).get(k3s.NODE_ARGS, "")),
     )
+
+
+def _k3s_arguments(annotation: str) -> tuple[str, ...]:
+    try:
+        return tuple(_words.decode(annotation.encode())) if annotation else ()
+    except ValueError:
+        return ()
 
 
 def _bytes(amount: str | int | None) -> int | None:

@@ -335,6 +335,7 @@ class Agent:
     def _follow_kubelet(self) -> None:
         """Keep the thresholds above the kubelet's if those have changed. Their grace periods go on; none is due before
         enough fresh samples, as after a reload."""
+        self._runtime.kubelet.follow_k3s()
         latest = self._runtime.kubelet.latest
         before, after = self._kubelet.known, latest.known
         if latest is self._kubelet or after is None:

@@ -210,7 +210,7 @@ class ComponentBuilder:
         self._boottime = clock.boottime if host.recorded else host.boottime  # that of a recorded node stands still
         self.session: Session = NoCluster("not connected yet")
         """The newest one."""
-        self.kubelet = KubeletWatch(host, configz=self._read_configz)
+        self.kubelet = KubeletWatch(host, configz=self._read_configz, k3s_arguments=self._k3s_arguments)
 
     def build(self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...]) -> Components:
         """The components of the first configuration. Raises CannotRunError."""
@@ -292,6 +292,9 @@ class ComponentBuilder:
 
     def _read_configz(self) -> str:
         return self.session.read_configz()  # of the newest session: a reload may replace it
+
+    def _k3s_arguments(self) -> tuple[str, ...]:
+        return self.session.k3s_arguments()
 
     def _above_kubelet(self, loaded: LoadedConfig) -> LoadedConfig:
         """With the thresholds above those of this host's kubelet, where these are known."""

@@ -11,7 +11,7 @@ Promises:
    one note.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from nodeagent.kube.api_errors import ApiError
@@ -37,12 +37,17 @@ class KubeletWatch:
         host: Host,
         *,
         configz: Callable[[], str],
+        k3s_arguments: Callable[[], Sequence[str]] = tuple,
         every_s: float = READ_EVERY_S,
         clock: Callable[[], float] = clock.boottime,
     ) -> None:
-        """Reads files and flags once. `configz` asks the API server (`Session.read_configz`)."""
+        """Reads files and flags once. `configz` asks the API server (`Session.read_configz`), `k3s_arguments` does not
+        wait for it (`Session.k3s_arguments`)."""
         self._clock = clock
         self._configz = configz
+        self._k3s_arguments = k3s_arguments
+        self._read_arguments: Sequence[str] = ()
+        """Those of the last reading."""
         self._every_s = every_s
         self._reader = KubeletReader(host)
         self._first = self._known = self._reader.read()
@@ -68,13 +73,20 @@ class KubeletWatch:
         if self._periodic is not None:
             self._periodic.call_soon()
 
+    def follow_k3s(self) -> None:
+        """Read now if the arguments of k3s have changed. Does not wait."""
+        arguments = self._k3s_arguments()
+        if arguments and arguments != self._read_arguments and self._periodic is not None:
+            self._periodic.call_soon()
+
     def close(self) -> None:
         """Read no more."""
         if self._periodic is not None:
             self._periodic.close()
 
     def _read(self) -> KubeletReading:
-        reading = kubelet_config.require_known_flags(self._reader.read(), self._known)
+        self._read_arguments = self._k3s_arguments()
+        reading = kubelet_config.require_known_flags(self._reader.read(self._read_arguments), self._known)
         if reading.known is None:
             reading = self._from_api(reading)
         else:

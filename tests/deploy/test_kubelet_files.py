@@ -47,8 +47,7 @@ def seen_in_the_container(distribution: str, daemonset: Document, scratch: Path)
     host, container = scratch / "host", scratch / "container"
     host.mkdir()
     write_node(host, Node())
-    for directory in ("etc/rancher", "var/lib/rancher/k3s/agent/etc"):
-        (host / directory).mkdir(parents=True)
+    (host / "var/lib/rancher/k3s/agent/etc").mkdir(parents=True)
     lines = [*recorded.get("others", ()), recorded["arguments"]]
     files = {f"/proc/{100 + number}/cmdline": "\0".join(words) + "\0" for number, words in enumerate(lines)}
     files[f"/sys/fs/cgroup/{recorded['cgroup']}/cgroup.procs"] = "".join(f"{100 + n}\n" for n in range(len(lines)))
@@ -63,7 +62,7 @@ def seen_in_the_container(distribution: str, daemonset: Document, scratch: Path)
             shutil.copytree(source, target, symlinks=True)
         elif source.exists():
             shutil.copy(source, target)
-    return kubelet_config.read_thresholds(open_host(str(container)))
+    return kubelet_config.read_thresholds(open_host(str(container)), recorded.get("node_args", ()))
 
 
 def test_each_recorded_configuration_and_each_patch_is_judged_here() -> None:

@@ -65,7 +65,8 @@ def _kubelet(data: bytes) -> None:
     settings = kubelet.read_settings(text, drop_ins=[("a", text), ("b", flags)], flags=words)
     kubelet.describe_thresholds(settings.thresholds)
     kubelet.find_earlier_thresholds(load.defaults().config.thresholds, settings.thresholds, capacities={})
-    k3s.read_settings([("k3s", text)], words)
+    settings_of_k3s = k3s.read_settings(words)
+    kubelet.read_settings(flags=k3s.without_drop_ins(settings_of_k3s))
     kubelet_excerpt.excerpt([("a", text)], words)
 
 

@@ -185,7 +185,7 @@ def _host_files(data: bytes) -> None:
 def _kubelet_files(data: bytes) -> None:
     """The kubelet's configuration on a host on which a kubelet runs, and its answer of /configz."""
     host = _host.fill(data)
-    kubelet_config.read_thresholds(host)
+    kubelet_config.read_thresholds(host, data.decode("utf-8", "replace").split("\0"))
     kubelet_config.from_configz(data.decode("utf-8", "replace"))
 
 
@@ -284,7 +284,7 @@ TARGETS: Final = (
             b"7 (a b) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 100 0 0\n",
             b"7\n8\n0\n",
             b"kubelet\0--config=/var/lib/kubelet/config.yaml\0--config-dir=/etc/d\0",
-            b"k3s agent --kubelet-arg=eviction-hard=memory.available<5%",
+            b"/usr/local/bin/k3s agent\0",
             b"8:0 rbytes=1 wbytes=2 rios=1 wios=1\n",
             b"write_bytes: 4096\nrchar: 1\n",
             b"major minor  #blocks  name\n\n   8        0  100 sda\n   8        1  100 sda1\n",
@@ -302,7 +302,7 @@ TARGETS: Final = (
         "kubelet-files",
         _kubelet_files,
         seeds=_kubelets(),
-        tokens=(b"evictionHard:\n", b"memory.available", b": ", b"\n  ", b"kubelet-arg:\n- ", b"<5%,"),
+        tokens=(b"evictionHard:\n", b"memory.available", b": ", b"\n  ", b"\0--kubelet-arg\0", b"<5%,"),
     ),
     Target(
         "recorded-nodes",

@@ -82,7 +82,7 @@ class ServiceProcess(NamedTuple):
     """Without the program."""
     pid: str
     k3s: bool = False
-    """It is k3s, which contains the kubelet: the arguments are those of k3s."""
+    """It is k3s, which contains the kubelet and hides its own arguments."""
 
 
 def service_command_line(host: Host, service: str, programs: tuple[str, ...]) -> tuple[str, ...]:

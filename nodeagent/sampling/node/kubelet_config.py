@@ -1,14 +1,14 @@
 """Finds the configuration of the kubelet that runs on this host.
 
 It is searched in this order: the command line of the kubelet's process (`--config`, `--config-dir` and eviction flags),
-or the configuration of k3s, whose process contains the kubelet; then, if no process is visible, the files where
-distributions keep it. A search of all of /proc for a process called kubelet would cost more than the rest of a report.
-A recorded host may contain the answer of the kubelet's own /configz instead.
+or the arguments of k3s, whose process contains the kubelet, from its Node; then, if no process is visible, the files
+where distributions keep it. A search of all of /proc for a process called kubelet would cost more than the rest of a
+report. A recorded host may contain the answer of the kubelet's own /configz instead.
 
 `KubeletReader` reads again: a file is parsed only if the content of one of them has changed.
 """
 
-import contextlib
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config import k3s, kubelet
@@ -39,6 +39,10 @@ _MOUNT: Final = "; in a container mount it read-only, as examples/kubelet does"
 _RELATIVE: Final = "; below the kubelet's working directory, which needs CAP_SYS_PTRACE: give it an absolute path"
 MAX_DROP_INS: Final = 64
 _RECORDED: Final = "/kubelet/configz.json"
+_HIDDEN: Final = (
+    f"k3s hides its command line, and the annotation {k3s.NODE_ARGS} of its Node, which has the same arguments, was "
+    "not read from the API server"
+)
 _NO_FLAGS: Final = ", flags not visible"
 
 
@@ -79,17 +83,17 @@ class KubeletReader:
         self._sources: KubeletSources | None = None
         self._reading = KubeletReading(None)
 
-    def read(self) -> KubeletReading:
+    def read(self, k3s_arguments: Sequence[str] = ()) -> KubeletReading:
         """The reading. It is the same object while no source has changed. Never raises."""
-        sources = read_sources(self._host)
+        sources = read_sources(self._host, k3s_arguments)
         if sources != self._sources:
             self._sources, self._reading = sources, parse_sources(sources)
         return self._reading
 
 
-def read_thresholds(host: Host) -> KubeletReading:
+def read_thresholds(host: Host, k3s_arguments: Sequence[str] = ()) -> KubeletReading:
     """One reading. Never raises."""
-    return parse_sources(read_sources(host))
+    return parse_sources(read_sources(host, k3s_arguments))
 
 
 def parse_sources(sources: KubeletSources | None) -> KubeletReading:
@@ -131,13 +135,14 @@ def require_known_flags(reading: KubeletReading, known: KubeletReading) -> Kubel
     return reading._replace(kubelet=now._replace(unread=unread))
 
 
-def read_sources(host: Host) -> KubeletSources | None:
-    """The files and flags of this host's kubelet; None if nothing shows one. Never raises."""
+def read_sources(host: Host, k3s_arguments: Sequence[str] = ()) -> KubeletSources | None:
+    """The files and flags of this host's kubelet; None if nothing shows one. `k3s_arguments` are those of the Node's
+    annotation. Never raises."""
     process = processes.kubelet_process(host)
     if process is None:
         return _usual_sources(host)
     if process.k3s:
-        return _k3s_sources(host, process.arguments, process.pid)
+        return _k3s_sources(host, k3s_arguments, process.pid)
     return _sources_of_flags(host, process.arguments, pid=process.pid)
 
 
@@ -160,31 +165,18 @@ def _sources_of_flags(host: Host, flags: tuple[str, ...], *, pid: str, place: st
     return KubeletSources(path, text, drop_ins, flags, refusal or drop_ins_refusal, place)
 
 
-def _k3s_sources(host: Host, arguments: tuple[str, ...], pid: str) -> KubeletSources:
-    if not host.exists(k3s.ANY_DIRECTORY):
-        # k3s writes into it on every node: it is not mounted, and with it the arguments of the kubelet are unknown.
-        return KubeletSources(refusal=f"{k3s.ANY_DIRECTORY}: not visible, and k3s has a kubelet{_MOUNT}", place="k3s")
-    names = [k3s.CONFIG_FILE]
-    with contextlib.suppress(Unreadable):
-        names += [f"{k3s.CONFIG_DIRECTORY}/{name}" for name in sorted(host.listdir(k3s.CONFIG_DIRECTORY))]
-    files, refusal = [], ""
-    for name in names[:MAX_DROP_INS]:
-        if host.exists(name) and (name == k3s.CONFIG_FILE or name.endswith((".yaml", ".yml"))):
-            text, trouble = _read(host, name)
-            refusal = refusal or trouble
-            files.append((name, text))
-    settings = k3s.read_settings(files, arguments)
-    refusal = refusal or settings.unread
+def _k3s_sources(host: Host, arguments: Sequence[str], pid: str) -> KubeletSources:
+    settings = k3s.read_settings(arguments)
     directory = f"{settings.data_directory}/{k3s.DROP_IN_DIRECTORY}"
     parent = directory.rpartition("/")[0]
-    if not refusal and not host.exists(parent):
+    if not parent.startswith("/") or not host.exists(parent):
         # k3s writes its container runtime's configuration into it.
-        refusal = f"{parent}: not visible, and k3s has a kubelet{_MOUNT}"
-    if refusal:  # the flags that were read may be replaced by one that was not
-        return KubeletSources(refusal=refusal, place="k3s")
-    drop_ins, trouble = _read_drop_ins(host, directory)
-    if drop_ins or (trouble and host.exists(directory)):
-        return KubeletSources("", "", drop_ins, k3s.with_drop_ins(settings), trouble, f"k3s, {directory}")
+        return KubeletSources(refusal=f"{parent}: not visible, and k3s has a kubelet{_MOUNT}", place="k3s")
+    refusal = "" if arguments else _HIDDEN
+    drop_ins, trouble = _read_drop_ins(host, directory) if host.exists(directory) else ((), "")
+    if drop_ins or trouble or refusal:
+        place = f"k3s, {directory}" if drop_ins else "k3s"
+        return KubeletSources("", "", drop_ins, k3s.with_drop_ins(settings), refusal or trouble, place)
     return _sources_of_flags(host, k3s.without_drop_ins(settings), pid=pid, place="k3s")
 
 

@@ -193,6 +193,16 @@ def test_the_soft_tier_pauses_while_the_node_is_cordoned(
     eventually(lambda: agent.soft_tier_block() is None)
 
 
+def test_a_session_gives_the_arguments_of_k3s_in_the_annotation_of_its_node(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session()
+    eventually(lambda: agent.node_labels() is not None)
+    assert agent.k3s_arguments() == ()
+    api.patch_node({"metadata": {"annotations": {"k3s.io/node-args": '["server","--debug"]'}}})
+    eventually(lambda: agent.k3s_arguments() == ("server", "--debug"))
+
+
 def test_a_node_that_is_not_current_pauses_nothing(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     api.patch_node({"spec": {"unschedulable": True}})
     ahead = [0.0]

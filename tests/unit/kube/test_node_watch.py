@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.node_watch import NodeWatch, is_older
+from nodeagent.kube.node_watch import NodeWatch, decode_node, is_older
 from nodeagent.kube.transport import connect
 from tests.fake_kube import Answer, ApiServer, Request, node_object
 
@@ -55,6 +55,28 @@ def test_resource_versions_are_compared_as_numbers_if_they_are_numbers() -> None
     assert not is_older("a", "b")
     assert not is_older("\u00b2", "\u00b3"), "digits that int() does not read"
     assert not is_older("1", "9" * 5000), "more digits than int() reads"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "arguments"),
+    [
+        # As k3s writes it: encoding/json of Go escapes the angle bracket.
+        (r'["server","--kubelet-arg","eviction-hard=memory.available\u003c1Gi"]', 3),
+        ("[]", 0),
+        ("", 0),
+        ("not JSON", 0),
+        ('{"a": 1}', 0),
+        ("[1]", 0),
+        ("[" * 5000, 0),
+    ],
+)
+def test_the_arguments_of_k3s_are_in_an_annotation_and_a_bad_one_hides_no_node(annotation: str, arguments: int) -> None:
+    entry = node_object("lab-node")
+    entry["metadata"]["annotations"] = {"k3s.io/node-args": annotation}
+    view = decode_node(json.dumps(entry).encode())
+    assert view.name == "lab-node"
+    assert len(view.k3s_arguments) == arguments
+    assert view.k3s_arguments[2:] in ((), ("eviction-hard=memory.available<1Gi",))
 
 
 def test_an_unreadable_node_keeps_the_last_view_and_sets_the_reason(watch: NodeWatch) -> None:

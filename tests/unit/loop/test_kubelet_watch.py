@@ -75,6 +75,17 @@ def start_kubelet(root: Path, *flags: str) -> None:
         (root / path).write_text(content)
 
 
+def start_k3s(root: Path) -> None:
+    files = {
+        "sys/fs/cgroup/system.slice/k3s.service/cgroup.procs": "78\n",
+        "proc/78/cmdline": "/usr/local/bin/k3s server\0",
+        "var/lib/rancher/k3s/agent/etc/kubelet.conf.d/00-k3s-defaults.conf": "evictionHard: {nodefs.available: 5%}\n",
+    }
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(content)
+
+
 def stop_kubelet(root: Path) -> None:
     (root / "sys/fs/cgroup/system.slice/kubelet.service/cgroup.procs").unlink()
 
@@ -211,3 +222,27 @@ def test_a_kubelet_whose_process_becomes_visible_replaces_the_answer_of_the_api_
     assert memory_of(watch) == "333Mi", "the kubelet's own answer contains its flags, the file does not"
     start_kubelet(root)
     until(lambda: memory_of(watch) == "600Mi", "the file")
+
+
+def test_the_flags_of_k3s_are_those_of_its_annotation_as_soon_as_the_node_was_read(root: Path) -> None:
+    start_k3s(root)
+    arguments: list[tuple[str, ...]] = [()]
+    watch = KubeletWatch(open_host(str(root)), configz=lambda: "", k3s_arguments=lambda: arguments[-1])
+    assert watch.latest.known is None, "k3s hides its command line"
+    watch.start()
+    try:
+        arguments.append(("server", "--kubelet-arg", "eviction-hard=memory.available<1Gi"))
+        watch.follow_k3s()
+        until(lambda: memory_of(watch) == "1Gi", "the annotation, without waiting for the next reading")
+        (root / "sys/fs/cgroup/system.slice/k3s.service/cgroup.procs").unlink()
+        watch.read_soon()
+        until(lambda: messages(watch) != [], "the restart of k3s")
+        assert memory_of(watch) == "1Gi"
+    finally:
+        watch.close()
+
+
+def test_the_kubelet_of_k3s_is_asked_where_its_node_has_no_annotation(root: Path, watch: KubeletWatch) -> None:
+    start_k3s(root)
+    watch.start()
+    until(lambda: memory_of(watch) == "333Mi", "the kubelet's own answer")

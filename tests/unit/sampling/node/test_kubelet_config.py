@@ -16,6 +16,7 @@ from nodeagent.report.json_document import to_json
 from nodeagent.sampling.hostfs.host import Host, open_host
 from nodeagent.sampling.node import kubelet_config, other_oom_handlers
 from nodeagent.sampling.node.kubelet_config import KubeletReader
+from tests.fake_kube import ApiServer
 from tests.support import config_files, schemas
 from tests.support.paths import DATA, RECORDINGS
 from tests.support.trees import Node, write_node
@@ -98,11 +99,16 @@ def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
     assert "many" in note.message
 
 
-def json_report(root: Path, body: str) -> dict[str, Any]:
+def json_report(root: Path, body: str, *, kubeconfig: Path | None = None) -> dict[str, Any]:
     """The report about this host with this configuration."""
     config = root / "nodeagent.yaml"
     config.write_text(config_files.file(body))
-    checker = check.NodeChecker(check.options_from(host_root=str(root), config_file=str(config)))
+    options = check.options_from(host_root=str(root), config_file=str(config))
+    if kubeconfig is not None:
+        options = check.options_from(
+            host_root=str(root), config_file=str(config), kubeconfig=str(kubeconfig), node_name="lab-node", api="always"
+        )
+    checker = check.NodeChecker(options)
     try:
         return to_json(checker.make_report())
     finally:
@@ -212,6 +218,8 @@ class Distribution(NamedTuple):
     files: dict[str, str]
     kubelet: dict[str, str]
     ours: dict[str, str]
+    node_args: Sequence[str] = ()
+    """The annotation that k3s writes to its Node."""
     others: Sequence[list[str]] = ()
     """Further processes in the cgroup, before the kubelet."""
     shortened_grace: Mapping[str, float] = {}
@@ -225,8 +233,7 @@ def distribution(path: Path) -> Distribution:
 def write_distribution(root: Path, each: Distribution) -> Host:
     """A node of this distribution and size."""
     write_node(root, Node(memory_total=quantity.parse_quantity(each.memory)))
-    for directory in ("etc/rancher", "var/lib/rancher/k3s/agent/etc"):
-        (root / directory).mkdir(parents=True, exist_ok=True)
+    (root / "var/lib/rancher/k3s/agent/etc").mkdir(parents=True, exist_ok=True)
     lines = [*each.others, each.arguments]
     put(root, f"/sys/fs/cgroup/{each.cgroup}/cgroup.procs", "".join(f"{100 + n}\n" for n in range(len(lines))))
     for number, words in enumerate(lines):
@@ -239,7 +246,7 @@ def write_distribution(root: Path, each: Distribution) -> Host:
 @pytest.mark.parametrize("path", DISTRIBUTIONS, ids=IDS)
 def test_the_thresholds_of_each_distributions_kubelet_are_read(path: Path, tmp_path: Path) -> None:
     expected = distribution(path)
-    reading = kubelet_config.read_thresholds(write_distribution(tmp_path, expected))
+    reading = kubelet_config.read_thresholds(write_distribution(tmp_path, expected), expected.node_args)
     assert reading.notes == ()
     assert reading.known is not None
     found = {
@@ -254,7 +261,13 @@ def test_the_thresholds_of_each_distributions_kubelet_are_read(path: Path, tmp_p
 def test_our_thresholds_are_above_those_of_each_distributions_kubelet(path: Path, tmp_path: Path) -> None:
     expected = distribution(path)
     write_distribution(tmp_path, expected)
-    document = json_report(tmp_path, "")
+    if expected.node_args:
+        with ApiServer() as api:
+            api.patch_node({"metadata": {"annotations": {"k3s.io/node-args": json.dumps(expected.node_args)}}})
+            document = json_report(tmp_path, "", kubeconfig=api.kubeconfig(tmp_path / "kubeconfig"))
+            assert api.sent("GET", "/proxy/configz") == []
+    else:
+        document = json_report(tmp_path, "")
     (memory,) = [each for each in document["signals"] if each["name"] == "memory.available"]
     capacity = memory["capacity"]
     for threshold in memory["thresholds"]:
@@ -270,24 +283,36 @@ def test_our_thresholds_are_above_those_of_each_distributions_kubelet(path: Path
     assert {name: grace for name, grace in shortened.items() if "containerfs" not in name} == expected.shortened_grace
 
 
-def test_k3s_without_its_configuration_directory_is_not_known(tmp_path: Path) -> None:
-    """As in a pod that mounts only /proc and the cgroups: `kubelet-arg` may set anything."""
-    host = write_distribution(tmp_path, distribution(DATA / "kubelet" / "k3s-1.31.yaml"))
-    assert kubelet_config.read_thresholds(host).known is not None
-    for directory in ("var/lib/rancher/k3s/agent/etc", "etc/rancher"):
-        (tmp_path / directory).rmdir()
-        reading = kubelet_config.read_thresholds(host)
-        assert reading.known is None
-        assert f"/{directory}: not visible" in reading.notes[0].message
+K3S_BEFORE_DROP_INS = DATA / "kubelet" / "k3s-1.31.yaml"
 
 
-def test_a_broken_configuration_of_k3s_makes_its_flags_unknown(tmp_path: Path) -> None:
-    host = write_distribution(tmp_path, distribution(DATA / "kubelet" / "k3s-1.31.yaml"))
-    put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: [eviction-hard=memory.available<1Gi]\n")
-    put(tmp_path, "/etc/rancher/k3s/config.yaml.d/10.yaml", "kubelet-arg+: [")
+def test_k3s_without_its_directory_is_not_known(tmp_path: Path) -> None:
+    """As in a pod that mounts only /proc and the cgroups: a drop-in may set anything."""
+    expected = distribution(K3S_BEFORE_DROP_INS)
+    host = write_distribution(tmp_path, expected)
+    assert kubelet_config.read_thresholds(host, expected.node_args).known is not None
+    (tmp_path / "var/lib/rancher/k3s/agent/etc").rmdir()
+    reading = kubelet_config.read_thresholds(host, expected.node_args)
+    assert reading.known is None
+    assert "/var/lib/rancher/k3s/agent/etc: not visible" in reading.notes[0].message
+
+
+@pytest.mark.parametrize("name", ["k3s-1.31", "k3s-1.32"])
+def test_k3s_hides_its_command_line_so_that_without_its_annotation_its_flags_are_not_known(
+    name: str, tmp_path: Path
+) -> None:
+    """With INSTALL_K3S_EXEC its arguments are in the systemd unit alone."""
+    host = write_distribution(tmp_path, distribution(DATA / "kubelet" / f"{name}.yaml"))
+    put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: [eviction-hard=memory.available<2Gi]\n")
     reading = kubelet_config.read_thresholds(host)
     assert reading.known is None
-    assert "10.yaml" in reading.notes[0].message
+    assert "k3s hides its command line" in reading.notes[0].message
+    flags = ("server", "--kubelet-arg", "eviction-hard=memory.available<1Gi")
+    known = kubelet_config.read_thresholds(host, flags).known
+    assert {str(each.signal): each.value.text for each in known or ()} == {
+        "memory.available": "1Gi",
+        "allocatableMemory.available": "1Gi",
+    }
 
 
 def test_a_kubeconfig_where_openshift_has_its_settings_is_no_configuration_of_the_kubelet(tmp_path: Path) -> None:
