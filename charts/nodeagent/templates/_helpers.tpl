@@ -12,9 +12,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $all := dict
   "kubeadm" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/containerd" "config" (list))
   "k3s" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/rancher/k3s/agent/containerd"
-    "config" (list "/etc/rancher" "/var/lib/rancher/k3s/agent/etc"))
+    "config" (list "/var/lib/rancher/k3s/agent/etc"))
   "rke2" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/rancher/rke2/agent/containerd"
-    "config" (list "/etc/rancher" "/var/lib/rancher/rke2/agent/etc"))
+    "config" (list "/var/lib/rancher/rke2/agent/etc"))
   "talos" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/containerd" "config" (list "/etc/kubernetes"))
   "openshift" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/containers" "config" (list "/etc/kubernetes"))
   "eks" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/containerd" "config" (list "/etc/kubernetes/kubelet"))
