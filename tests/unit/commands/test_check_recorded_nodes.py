@@ -133,7 +133,7 @@ def test_pods_can_be_ranked_for_another_signal(node: Path) -> None:
     made = document(node, signal="pid.available")
     assert made["rankedFor"] == "pid.available"
     assert made["pods"]
-    assert all(pod["usage"] == pod["processCount"] for pod in made["pods"])
+    assert all(pod["usage"] == pod["threadCount"] for pod in made["pods"])
     assert made["pods"][0]["keys"][0]["name"] == "projectedUsage"
 
 
