@@ -60,10 +60,12 @@ def pod_of_linux_5_13(root: Path) -> Iterator[Path]:
         shown.mkdir()
         for name in ("cgroup.procs", "cgroup.freeze"):
             (shown / name).symlink_to(path / name)
-    yield root / "pod"
-    (directory / "cgroup.kill").write_text("1")
-    for path in (directory / "container", directory):
-        until(lambda path=path: removed(path), f"{path} is empty")  # type: ignore[misc]
+    try:
+        yield root / "pod"
+    finally:
+        (directory / "cgroup.kill").write_text("1")
+        for path in (directory / "container", directory):
+            until(lambda path=path: removed(path), f"{path} is empty")  # type: ignore[misc]
 
 
 def removed(directory: Path) -> bool:
