@@ -126,6 +126,8 @@ def _remarks(
     first = results[0] if results else None
     if first is not None and first.gap_s > 0.0:
         found.append(f"{units.format_duration(first.gap_s)} of the time are not recorded.")
+    if first is not None and first.left_out:
+        found.append(f"{first.left_out} samples are not newer than the one before them and were left out.")
     if first is not None and first.boots > 1:
         found.append(f"The machine was restarted {first.boots - 1} times; each start has a state of its own.")
     evicted = [{each.uid for each in result.evictions} for result in results]

@@ -111,6 +111,7 @@ class PrometheusHistory:
         self._wanted = wanted
         self._seen: set[str] = set()
         self._pods: dict[str, Pod] = {}
+        self._booted: float | None = None
         self._node = self._node_selector()
         self._cgroup = self._cgroup_selector()
 
@@ -185,13 +186,18 @@ class PrometheusHistory:
         cgroups = {key: self._query(key, start, count) for key in _CGROUPS}
         disks = _Disks(node)
         pods = _PodSeries(cgroups, self._pods)
+        if self._booted is None:
+            self._booted = next((each for n in range(count) if (each := _value(node["boot"], n)) is not None), None)
         for number in range(count):
             total = _value(node["total"], number)
             if total is None:
                 continue
             wall = start + number * self._wanted.step_s
-            boot = _value(node["boot"], number)
-            at = wall - boot if boot is not None and boot < wall else wall
+            # The machine was not restarted by a step without its boot time.
+            found = _value(node["boot"], number)
+            if found is not None and found < wall:
+                self._booted = found
+            at = wall - self._booted if self._booted is not None and self._booted < wall else wall
             observations = _memory(cgroups, number, total=int(total), at=at)
             observations |= disks.observations(number, at=at)
             observations[Signal.PID] = _pids(node, number, at=at)

@@ -46,7 +46,8 @@ from nodeagent.policy.state import PolicyState
 INSTANCE: Final = "replay"
 """The first part of the plan ids."""
 MIN_DOWN_S: Final = 1.0
-"""A machine that booted this long after the last sample, by the wall clock, was restarted in between."""
+"""A machine that booted this long after the last sample, by the wall clock, was restarted in between; so was one whose
+time since the boot fell by this much."""
 MAX_TROUBLE: Final = 20
 """Reasons of samples without a decision that are kept."""
 
@@ -124,6 +125,8 @@ class Simulation(NamedTuple):
     reclaims: int
     """Orders of reclaim actions."""
     boots: int
+    left_out: int
+    """Samples that are not newer than the one before them."""
     trouble: tuple[str, ...]
     """Why samples have no decision."""
 
@@ -151,7 +154,8 @@ class Simulator:
         if totals.is_other_boot(snapshot):
             self._restart(snapshot)
         elif totals.samples and not totals.last_at < snapshot.taken_at:
-            return None  # recorded twice
+            totals.left_out += 1  # recorded twice
+            return None
         try:
             return self._take(snapshot)
         except Exception as error:
@@ -225,7 +229,7 @@ class _Totals:
 
     def __init__(self, stale_after_s: float) -> None:
         self.stale_after_s = stale_after_s
-        self.samples = self.decided = self.boots = self.reclaims = 0
+        self.samples = self.decided = self.boots = self.reclaims = self.left_out = 0
         self.last_wall = self.last_at = 0.0
         self.first_wall: float | None = None
         self.recorded_s = self.gap_s = 0.0
@@ -244,7 +248,9 @@ class _Totals:
         """Whether no state of before applies to this sample: the first one, or one of another boot."""
         if not self.samples:
             return True
-        return snapshot.wall_time - snapshot.taken_at > self.last_wall + MIN_DOWN_S
+        at, wall = snapshot.taken_at, snapshot.wall_time
+        # A Prometheus shows the last values of before for some time after the boot.
+        return wall - at > self.last_wall + MIN_DOWN_S or (wall > self.last_wall and at < self.last_at - MIN_DOWN_S)
 
     def add_sample(self, snapshot: NodeSnapshot) -> None:
         """Count the time since the last sample, and the lowest amounts of this one."""
@@ -319,6 +325,7 @@ class _Totals:
             refusals=dict(self.refusals),
             reclaims=self.reclaims,
             boots=self.boots,
+            left_out=self.left_out,
             trouble=tuple(self.trouble),
         )
 

@@ -26,12 +26,17 @@ def hog(number: int) -> float:
     return 100 * MI + number * 25 * MI if number < 240 else 100 * MI
 
 
+def booted(number: int) -> float | None:
+    """Begins after the other series, and has a gap longer than the lookback."""
+    return START - 5000 if 3 <= number < 100 or number >= 200 else None
+
+
 def write_series(path: Path) -> None:
     series = NodeSeries("node-1", start=START, step_s=STEP_S, count=COUNT)
     series.add("node_uname_info", lambda _: 1, nodename="node-1", release="6.12.0")
     series.add("node_memory_MemTotal_bytes", lambda n: None if 100 <= n < 110 else TOTAL)
     series.add("node_memory_MemAvailable_bytes", lambda n: TOTAL - GI - hog(n))
-    series.add("node_boot_time_seconds", lambda _: START - 5000)
+    series.add("node_boot_time_seconds", booted)
     for mount, device in (("/", "/dev/sda1"), ("/var/lib/containerd", "/dev/sdb1"), ("/boot", "/dev/sda2")):
         labels = {"mountpoint": mount, "device": device, "fstype": "ext4"}
         series.add("node_filesystem_size_bytes", lambda _: 100 * GI, **labels)
@@ -86,6 +91,12 @@ def test_every_step_with_values_is_one_sample_with_the_node_its_disks_and_its_po
     assert leak.usage.memory_working_set == hog(200)
     assert leak.usage.memory_unreclaimable == hog(200)
     assert web.pod.key == "shop/web-0"
+
+
+@needs_prometheus
+def test_steps_without_a_boot_time_are_of_the_same_boot(address: str) -> None:
+    for found in (history(address), history(address, part_steps=110)):
+        assert {sample.wall_time - sample.taken_at for sample in read(found)} == {START - 5000}
 
 
 @needs_prometheus

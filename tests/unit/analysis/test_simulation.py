@@ -75,21 +75,32 @@ def test_a_gap_is_not_recorded_time() -> None:
     assert (result.recorded_s, result.gap_s) == (2.0, 499.0)
 
 
-def test_a_restart_of_the_machine_starts_a_state_of_its_own() -> None:
+def after_boot(at: float, *, wall: float) -> NodeSnapshot:
     later = leaking(100)
-    other = later._replace(
-        taken_at=60.0,
-        wall_time=WALL + 1000,
-        observations={signal: each._replace(read_at=60.0) for signal, each in later.observations.items()},
-        mem_available=later.mem_available._replace(read_at=60.0),
+    return later._replace(
+        taken_at=at,
+        wall_time=wall,
+        observations={signal: each._replace(read_at=at) for signal, each in later.observations.items()},
+        mem_available=later.mem_available._replace(read_at=at),
     )
-    result = simulate([leaking(0), leaking(1), other], config(hard()))
+
+
+def test_a_restart_of_the_machine_starts_a_state_of_its_own() -> None:
+    result = simulate([leaking(0), leaking(1), after_boot(60.0, wall=WALL + 1000)], config(hard()))
     assert result.boots == 2
     assert result.samples == 3
 
 
+def test_a_machine_that_seems_to_run_after_its_restart_was_restarted() -> None:
+    """A Prometheus shows the last values until the next scrape."""
+    samples = [leaking(0), leaking(15), leaking(30), after_boot(20.0, wall=WALL + 45), after_boot(35.0, wall=WALL + 60)]
+    result = simulate(samples, config(hard()))
+    assert (result.boots, result.samples, result.left_out) == (2, 5, 0)
+
+
 def test_a_sample_that_was_recorded_twice_counts_once() -> None:
-    assert simulate([leaking(0), leaking(1), leaking(1), leaking(0)], config(hard())).samples == 2
+    result = simulate([leaking(0), leaking(1), leaking(1), leaking(0)], config(hard()))
+    assert (result.boots, result.samples, result.left_out) == (1, 2, 2)
 
 
 def test_a_sample_that_breaks_the_policy_is_listed_and_the_rest_goes_on() -> None:
