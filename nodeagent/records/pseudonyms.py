@@ -7,7 +7,7 @@ Promises:
 2. A field that holds a name is replaced as a whole: pods, namespaces, owners, containers, volumes, claims, budgets,
    priority classes, labels, annotations, nodes, UIDs, container ids.
 3. In every other text all known names are replaced, and then every word that is not in nodeagent's own vocabulary: what
-   is not known to be harmless is replaced.
+   is not known to be harmless is replaced. A word that joins letters and digits is a name even if its parts are not.
 4. Numbers, quantities, times, states, reasons and ids of decisions stay, so that the file can be explained and
    replayed. Where the policy compares names (ties in the ranking), a replay may decide otherwise.
 
@@ -20,6 +20,7 @@ import enum
 import errno
 import functools
 import hashlib
+import ipaddress
 import os
 import re
 import secrets
@@ -106,6 +107,7 @@ _JSON_KINDS: Final[Mapping[str, str]] = {
     "rankedFor": _KEEP,
     "rankOrder": _KEEP,
     "code": _KEEP,
+    "kernel": _KEEP,
     "status": _KEEP,
     "method": _KEEP,
     "tier": _KEEP,
@@ -121,13 +123,19 @@ _ID: Final = re.compile(
 )
 """A UID, also as in the name of a cgroup, a hash of a static pod or the id of a container."""
 _ADDRESS: Final = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
+_DASHED_ADDRESS: Final = re.compile(r"\d{1,3}(?:-\d{1,3}){3}", re.ASCII)
+_COLONS: Final = re.compile(r"(?<!\w)(?=[0-9A-Fa-f]*:[0-9A-Fa-f]*:)[0-9A-Fa-f:.]+", re.ASCII)
+"""An IPv6 address, or a time."""
 _WORDS: Final = re.compile(r"\w+(?:[-._]+\w+)*")
 _NUMBER: Final = re.compile(
     r"(?:\d+(?:e[+-]?\d+)?(?:[KMGTPE]i?B?|[munµ]?s|[mhdx]|B)?)+|\d+T\d+Z?|\d+Z|0x[0-9a-f]+|v\d+(?:(?:alpha|beta)\d+)?",
     re.ASCII,
 )
+_STANDARD_WORDS: Final = frozenset({"utf-8", "avg10", "avg60", "avg300"})
+"""Words of letters and numbers that messages and the configuration have."""
 _MARK: Final = "\ue000"
 _PART: Final = re.compile(r"[-._]+")
+_SEPARATED: Final = re.compile(r"([-._]*)([^-._]+)")
 _PLAIN: Final = re.compile(r"[A-Za-z]+")
 
 
@@ -237,39 +245,73 @@ class Pseudonyms:
 
         text = text.replace(_MARK, "")
         text = _ID.sub(lambda found: mark(self._other_id(found)), text)
-        text = _ADDRESS.sub(lambda found: mark(f"address-{self._hash(found[0], HASH_CHARS)}"), text)
+        text = _COLONS.sub(lambda found: self._colons(found[0], mark), text)
+        text = _ADDRESS.sub(lambda found: mark(self._address(found[0])), text)
         pieces = text.split(_MARK)
         # Every second piece is the number of an id.
         return "".join(
             [ids[int(piece)] if place % 2 else _WORDS.sub(self._word, piece) for place, piece in enumerate(pieces)]
         )
 
+    def _colons(self, text: str, mark: Callable[[str], str]) -> str:
+        """An IPv6 address, also one before a colon or at the end of a sentence, or the same text. The loopback and the
+        unspecified address stay: every node has them, and the configuration stays valid."""
+        for end in (len(text), len(text.rstrip(".:"))):
+            try:
+                address = ipaddress.IPv6Address(text[:end])
+            except ValueError:
+                continue
+            if not (address.is_loopback or address.is_unspecified):
+                return mark(self._address(text[:end])) + text[end:]
+            return text
+        return text
+
+    def _address(self, address: str) -> str:
+        return self._known.get(address) or f"address-{self._hash(address, HASH_CHARS)}"
+
     def _word(self, found: re.Match[str]) -> str:
         """One word, which may have parts: `web-5d4f-x2.slice`."""
         word = found[0]
         if (known := self._known.get(word)) is not None:
             return known
+        kind = "path" if found.start() and found.string[found.start() - 1] == "/" else "name"
         starts = [0, *[each.end() for each in _PART.finditer(word)]]
         ends = [*[each.start() for each in _PART.finditer(word)], len(word)]
-        result, place, parts = "", 0, len(starts)
+        result, place, parts, unknown = "", 0, len(starts), 0
         while place < parts:
             for end in range(parts, place, -1):  # the longest known name
                 if (known := self._known.get(word[starts[place] : ends[end - 1]])) is not None:
-                    result, place = result + known, end
+                    result += self._unknown(word[unknown : starts[place]], kind) + known
+                    unknown, place = ends[end - 1], end
                     break
             else:
-                end = place
-                while end < parts and not self._harmless(word[starts[end] : ends[end]]):
-                    end += 1
-                if end == place:
-                    result, place = result + word[starts[place] : ends[place]], place + 1
-                else:  # parts that nobody knows are one name
-                    kind = "path" if found.start() and found.string[found.start() - 1] == "/" else "name"
-                    unknown = word[starts[place] : ends[end - 1]]
-                    result, place = f"{result}{kind}-{self._hash(unknown, HASH_CHARS)}", end
-            if place < parts:
-                result += word[ends[place - 1] : starts[place]]
-        return result
+                place += 1
+        return result + self._unknown(word[unknown:], kind)
+
+    def _unknown(self, text: str, kind: str) -> str:
+        """What no known name covers, with what separates it from that. With letters and digits it is one name, such as
+        `ip-10-0-3-18` and `worker-3`, whose parts may be harmless; else the parts that nobody knows are."""
+        name = text.strip("-._")
+        if not name or name.lower() in _STANDARD_WORDS:
+            return text
+        before, _, after = text.partition(name)
+        numbers = [_NUMBER.fullmatch(each) is not None for each in _PART.split(name)]
+        if _DASHED_ADDRESS.fullmatch(name):
+            return before + self._address(name) + after
+        if any(each.isdigit() for each in name) and not all(numbers):
+            return f"{before}{self._hashed(name, kind)}{after}"
+        result, unknown = "", ""
+        for separator, part in _SEPARATED.findall(name):
+            if self._harmless(part):
+                result, unknown = result + self._hashed(unknown, kind) + separator + part, ""
+            elif unknown:
+                unknown += separator + part
+            else:
+                result, unknown = result + separator, part
+        return before + result + self._hashed(unknown, kind) + after
+
+    def _hashed(self, name: str, kind: str) -> str:
+        return f"{kind}-{self._hash(name, HASH_CHARS)}" if name else ""
 
     def _harmless(self, part: str) -> bool:
         return part.lower() in self._vocabulary or _NUMBER.fullmatch(part) is not None

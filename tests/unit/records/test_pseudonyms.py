@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config import load
-from nodeagent.model import RecordedSample
+from nodeagent.model import RecordedSample, Refusal, RefusalCode
 from nodeagent.policy import engine
 from nodeagent.records.flight_recorder import FlightRecorder, Packer, read_records
 from nodeagent.records.pseudonyms import STANDARD_NAMES, Pseudonyms
@@ -131,6 +131,9 @@ def test_inputs_of_another_version_are_dropped(names: Pseudonyms) -> None:
         "read 2026-11-24T19:00:00Z, 12.5% of 16Gi",
         "No such file or directory",
         "evictionSoftGracePeriod: {memory.available: 1m30s}",
+        "metrics: {address: '[::1]:9808'}, or [::]:9808",
+        "not in UTF-8; 00:00:00.5 and 23:59:59",
+        "requireStall: {kind: full, window: avg10}",
     ],
 )
 def test_a_text_without_names_stays(names: Pseudonyms, text: str) -> None:
@@ -142,6 +145,53 @@ def test_a_text_without_names_stays(names: Pseudonyms, text: str) -> None:
 )
 def test_a_word_that_no_message_has_is_replaced(names: Pseudonyms, word: str) -> None:
     assert word not in names.text(f"the API server answered {word}: {word}")
+
+
+HOLDERS = (
+    "ip-10-0-3-18.eu-central-1.compute.internal",
+    "worker-3",
+    "node-2",
+    "gke-prod-pool-1-3f2a",
+    "10-0-3-18",
+    "10.0.3.18",
+    "2001:470:26:307::1",
+)
+"""Names that nodes have, of which a word or a number may be nodeagent's own."""
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_another_node_that_holds_an_eviction_slot_is_not_named(names: Pseudonyms, holder: str) -> None:
+    text = f"all 2 slots of the zone are taken, by {holder}, master-0"
+    block = Refusal(RefusalCode.WAITS_FOR_LEASE, text)
+    sample = names.sample(RecordedSample(nodes.snapshot()._replace(soft_tier_blocked_by=block)))
+    message = names.text(text)
+    assert sample.snapshot.soft_tier_blocked_by == block._replace(message=message)
+    assert re.fullmatch(
+        "all 2 slots of the zone are taken, by (name|address)-[0-9a-f]{8}, name-[0-9a-f]{8}", message
+    ), message
+
+
+@pytest.mark.parametrize(
+    ("address", "before", "after"),
+    [
+        ("2001:470:26:307::1", "Get https://[", "]:6443: connection refused"),
+        ("2001:0db8:85a3:0000:0000:8a2e:0370:7334", "dial tcp ", ": i/o timeout"),
+        ("FE80::1", "lookup on ", "."),
+        ("fd00::", "route ", "/64"),
+        ("::ffff:10.1.2.3", "", ""),
+    ],
+)
+def test_an_address_of_ipv6_is_replaced(names: Pseudonyms, address: str, before: str, after: str) -> None:
+    around = [re.escape(names.text(each)) for each in (before, after)]
+    assert re.fullmatch(f"{around[0]}address-[0-9a-f]{{8}}{around[1]}", names.text(f"{before}{address}{after}"))
+
+
+def test_a_node_that_is_named_by_its_address_is_the_same_in_a_text() -> None:
+    names = Pseudonyms(key=b"k").learn()
+    nodes_of = {each: names.name("node", each) for each in ("10.0.3.18", "fd00::12", "ip-10-0-3-18.ec2.internal")}
+    names.replace()
+    for node, pseudonym in nodes_of.items():
+        assert names.text(f"all slots are taken, by {node}") == f"all slots are taken, by {pseudonym}"
 
 
 @pytest.mark.parametrize("name", sorted(STANDARD_NAMES))
