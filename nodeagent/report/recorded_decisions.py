@@ -1,7 +1,8 @@
 """Recorded decisions: each with the records of what came of it.
 
 Records of one decision share its id and may have any order: an outcome may be written before its decision, and the
-relief is measured much later. A decision that was dropped with an older file has later records only.
+relief is measured much later. A decision that was dropped with an older file has later records only. Decisions stay
+packed until they are read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodeagent.records import flight_recorder
+from nodeagent.records.packed_record import PackedRecord
 from nodeagent.report import explain_oom
 from nodeagent.report.record_fields import JsonObject
 
@@ -56,7 +58,7 @@ def group(records: Iterable[JsonObject]) -> tuple[RecordedDecision, ...]:
         own = kind in ("decision", explain_oom.RECORD)
         identity = str(record.get("id" if own else "planId", ""))
         if own:
-            decisions[identity] = record
+            decisions[identity] = PackedRecord(record)
         elif kind in later:
             later[kind].setdefault(identity, []).append(record)
         else:
