@@ -1,4 +1,4 @@
-"""Candidates for thresholds and grace periods, each with its false alarms, misses and lead time over recordings.
+"""Candidates for thresholds and grace periods, each with its false alarms, misses and lead time on one node.
 
 Promises:
 
@@ -126,7 +126,7 @@ def exhaustion_level(signal: Signal, capacity: int) -> int:
 
 
 class Tuner:
-    """Takes samples, oldest first, and what happened beside them."""
+    """Takes the samples of one node, oldest first, and what happened beside them."""
 
     def __init__(self, config: Config, *, within_s: float = WITHIN_S) -> None:
         self._config = config
@@ -137,12 +137,15 @@ class Tuner:
         self._first_wall: float | None = None
         self._recorded_s = 0.0
         self._kills: list[Event] = []
-        self._acts: dict[Signal, list[Event]] = {}
+        self._acts: dict[Signal, dict[tuple[float, str], Event]] = {}
+        self.left_out = 0
+        """Samples that are not newer than the last."""
 
     def feed(self, snapshot: NodeSnapshot) -> None:
         """Take the next sample. One that is not newer than the last is left out."""
         wall, last = snapshot.wall_time, self._last_wall
         if last is not None and not last < wall:
+            self.left_out += 1
             return
         passed_s = 0.0 if last is None else wall - last
         gap = last is not None and passed_s > self._gap_s
@@ -158,9 +161,9 @@ class Tuner:
         """An OOM kill for which the node had no memory left."""
         self._kills.append(Event(wall, "OOM kill"))
 
-    def add_act(self, signal: Signal, wall: float) -> None:
-        """An eviction that the recorded agent carried out."""
-        self._acts.setdefault(signal, []).append(Event(wall, "eviction"))
+    def add_act(self, signal: Signal, wall: float, *, uid: str) -> None:
+        """An eviction that the recorded agent carried out, which may be in several recordings of that time."""
+        self._acts.setdefault(signal, {})[wall, uid] = Event(wall, "eviction")
 
     def result(self) -> Tuning:
         """The candidates with their figures."""
@@ -177,7 +180,7 @@ class Tuner:
         end = self._last_wall or 0.0
         happened = sorted(series.exhaustions + (self._kills if series.signal is Signal.MEMORY else []))
         exhaustions = _merged(happened, self._within_s)
-        acts = tuple(sorted(self._acts.get(series.signal, ())))
+        acts = tuple(sorted(self._acts.get(series.signal, {}).values()))
         candidates = tuple(
             [
                 _measured(row, grace_s, exhaustions, acts, end=end, within_s=self._within_s)
@@ -185,7 +188,7 @@ class Tuner:
                 for grace_s in row.graces_s
             ]
         )
-        hard, soft, reason = _proposed(candidates, exhaustions, acts)
+        hard, soft, reason = proposed(candidates, exhaustions, acts)
         return SignalTuning(
             series.signal,
             series.samples,
@@ -377,7 +380,7 @@ def _any_between(times: Sequence[float], start: float, end: float) -> bool:
     return place < len(times) and times[place] <= end
 
 
-def _proposed(
+def proposed(
     candidates: Sequence[Candidate], exhaustions: Sequence[Event], acts: Sequence[Event]
 ) -> tuple[Candidate | None, Candidate | None, str]:
     """The proposed hard and soft candidate, and why.

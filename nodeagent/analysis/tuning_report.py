@@ -16,11 +16,12 @@ CURVE_GRACES_S: Final = (0.0, 60.0)
 """The grace periods that the curves show: one for each tier."""
 
 
-def sections(found: Tuning, config: Config, *, source: str) -> tuple[Section, ...]:
+def sections(found: Tuning, config: Config, *, source: str, nodes: Sequence[str]) -> tuple[Section, ...]:
     """A summary, for each signal its candidates and a curve, and the stanza to paste."""
     start = "" if found.first_wall is None else f" from {wording.rfc3339(found.first_wall)}"
     end = "" if found.last_wall is None else f" to {wording.rfc3339(found.last_wall)}"
-    head = f"{wording.escape_terminal(source)}{start}{end}, {units.format_duration(found.recorded_s)} recorded"
+    of = f", {len(nodes)} nodes" if len(nodes) > 1 else ""
+    head = f"{wording.escape_terminal(source)}{of}{start}{end}, {units.format_duration(found.recorded_s)} recorded"
     parts = [Section("", lines=(Cell(head, STRONG),))]
     quiet = [each for each in found.signals if not _has_news(each)]
     for each in found.signals:
@@ -133,10 +134,11 @@ def curve(found: SignalTuning, grace_s: float) -> Sequence[Candidate]:
     return [by_level[level] for level in sorted(by_level)]
 
 
-def to_json(found: Tuning, config: Config, *, source: str) -> dict[str, Any]:
+def to_json(found: Tuning, config: Config, *, source: str, nodes: Sequence[str]) -> dict[str, Any]:
     """All candidates."""
     return {
         "source": source,
+        "nodes": list(nodes),
         "from": None if found.first_wall is None else wording.rfc3339(found.first_wall),
         "to": None if found.last_wall is None else wording.rfc3339(found.last_wall),
         "recordedSeconds": found.recorded_s,

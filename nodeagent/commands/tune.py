@@ -1,10 +1,11 @@
 """`nodeagent tune`: candidates for thresholds and grace periods from recordings. Nothing is changed."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from nodeagent.analysis import comparison, tuning_report
+from nodeagent.analysis import comparison, fleet_tuning, tuning_report
 from nodeagent.analysis.tuning import SignalTuning, Tuner, Tuning
 from nodeagent.commands import html_file, printing, recorded_input
 from nodeagent.commands.recorded_input import InputError, PrometheusOptions, RecordedInput
@@ -27,6 +28,7 @@ class TuneReport(NamedTuple):
     source: str
     config: Config
     found: Tuning
+    nodes: tuple[str, ...]
     remarks: tuple[str, ...]
 
 
@@ -64,19 +66,39 @@ def make_report(inputs: Sequence[RecordedInput], config: Config, *, within_s: fl
     """Feed every input, the oldest first. Raises InputError and TuneError."""
     ordered = sorted(inputs, key=lambda each: each.first_wall)
     kubelet = next((each.kubelet for each in reversed(ordered) if each.kubelet), ())
-    tuner = Tuner(above_kubelet.keep_above(config, kubelet), within_s=within_s)
+    config_above = above_kubelet.keep_above(config, kubelet)
+    tuners: dict[str, Tuner] = {}
     remarks: list[str] = []
+    without_node: list[RecordedInput] = []
     for each in ordered:
-        add_records(tuner, each.records())
         with progress_bar.ProgressBar(f"reading {each.name}", total=each.total) as bar:
-            for snapshot in each.snapshots(bar.show):
+            snapshots = each.snapshots(bar.show)
+            first = next(snapshots, None)
+            if first is None:
+                without_node.append(each)
+                continue
+            # One recording is of one node.
+            tuner = tuners.setdefault(first.node, Tuner(config_above, within_s=within_s))
+            for snapshot in itertools.chain([first], snapshots):
                 tuner.feed(snapshot)
+        add_records(tuner, each.records())
         remarks += each.remarks()
-    found = tuner.result()
+    for each in without_node:
+        if len(tuners) == 1:
+            add_records(*tuners.values(), each.records())
+        elif tuners:
+            remarks.append(f"{each.name}: left out, because without a sample its node is unknown.")
+        remarks += each.remarks()
+    remarks += [
+        f"{tuner.left_out} samples of {node} are not newer than the ones before them and were left out."
+        for node, tuner in tuners.items()
+        if tuner.left_out
+    ]
     source = ", ".join([each.name for each in ordered])
+    found = fleet_tuning.combined([each.result() for each in tuners.values()])
     if not found.signals:
         raise TuneError("; ".join([f"{source}: contains no sample with a signal", *remarks]))
-    return TuneReport(source, config, found, tuple(remarks))
+    return TuneReport(source, config, found, tuple(tuners), tuple(remarks))
 
 
 def add_records(tuner: Tuner, records: Iterable[Mapping[str, Any]]) -> None:
@@ -91,12 +113,12 @@ def add_records(tuner: Tuner, records: Iterable[Mapping[str, Any]]) -> None:
     for mark in history.evictions(records):
         signal = _SIGNALS.get(mark.signal)
         if signal is not None and mark.outcome in comparison.CARRIED_OUT:
-            tuner.add_act(signal, mark.at)
+            tuner.add_act(signal, mark.at, uid=mark.uid)
 
 
 def sections(report: TuneReport) -> tuple[Section, ...]:
     """The report as text."""
-    parts = tuning_report.sections(report.found, report.config, source=report.source)
+    parts = tuning_report.sections(report.found, report.config, source=report.source, nodes=report.nodes)
     if not report.remarks:
         return parts
     lines = tuple([Cell(wording.escape_terminal(each), WARN) for each in report.remarks])
@@ -108,7 +130,7 @@ def to_json(report: TuneReport) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "TuneReport",
-        **tuning_report.to_json(report.found, report.config, source=report.source),
+        **tuning_report.to_json(report.found, report.config, source=report.source, nodes=report.nodes),
         "cannotTell": list(report.remarks),
     }
 

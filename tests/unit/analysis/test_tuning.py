@@ -30,7 +30,7 @@ def tuned(
     """The memory of a recording with these levels, one each step."""
     tuner = Tuner(with_config, within_s=within_s)
     for at in acts:
-        tuner.add_act(Signal.MEMORY, WALL + at)
+        tuner.add_act(Signal.MEMORY, WALL + at, uid="leak")
     for at in kills:
         tuner.add_kill(WALL + at)
     for number, level in enumerate(levels):

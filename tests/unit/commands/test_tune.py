@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,19 +16,36 @@ from tests.support.recorded import Run
 HEADER = RecordingHeader("node-1", "0.1.0", "abc", "boot", WALL)
 
 
-def write_ramps(path: Path, *, lowest: int, start: int = 0) -> str:
+def write_ramps(path: Path, *, lowest: int, start: int = 0, node: str = "node-1") -> str:
     """A calm minute, a fall from 8 GiB to `lowest`, and a calm minute."""
     fall = [8 * GI - second * 50 * MI for second in range((8 * GI - lowest) // (50 * MI) + 1)]
     levels = [8 * GI] * 60 + fall + [8 * GI] * 60
     recording.write_recording(
         path,
-        HEADER,
+        HEADER._replace(node=node),
         [
-            RecordedSample(snapshot(view("a", GI), at=NOW + start + number, available={Signal.MEMORY: level}))
+            RecordedSample(
+                snapshot(view("a", GI), at=NOW + start + number, available={Signal.MEMORY: level})._replace(node=node)
+            )
             for number, level in enumerate(levels)
         ],
     )
     return str(path)
+
+
+def evict(directory: Path) -> None:
+    """Records of one eviction that was carried out."""
+    run = Run(directory, simulated_node.acting())
+    low = snapshot(view("leak", 3 * GI), at=NOW + 215, available={Signal.MEMORY: 300 * MI})
+    [victim] = run.decide(low).victims
+    done = Outcome("abc-1", victim.pod.uid, OutcomeKind.ACCEPTED, "", NOW + 215)
+    assert run.recorder.outcome(done, wall_time=WALL + 215) == ""
+
+
+def read_report(capsys: pytest.CaptureFixture[str], *places: str) -> dict[str, Any]:
+    assert cli.main(["tune", *places, "-o", "json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 def test_the_stanza_of_the_report_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,16 +81,60 @@ def test_several_recordings_are_read_oldest_first(tmp_path: Path, capsys: pytest
     assert len(memory["exhaustions"]) == 2
 
 
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_recordings_of_several_nodes_at_the_same_time_all_count(
+    order: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {
+        "a": write_ramps(tmp_path / "a.rec", lowest=8 * GI, node="node-a"),
+        "b": write_ramps(tmp_path / "b.rec", lowest=20 * MI, node="node-b"),
+    }
+    alone, both = (
+        read_report(capsys, places["b"]),
+        read_report(capsys, *[places[each] for each in order]),
+    )
+    assert sorted(both["nodes"]) == ["node-a", "node-b"]
+    assert both["cannotTell"] == []
+    assert both["stanza"] == alone["stanza"]
+    [memory] = [each for each in both["signals"] if each["signal"] == "memory.available"]
+    assert len(memory["exhaustions"]) == 1
+    assert memory["lowest"] < 100 * MI
+    assert cli.main(["tune", *places.values()]) == 0
+    assert "b.rec, 2 nodes from" in capsys.readouterr().out
+
+
+def test_a_recording_that_is_given_twice_counts_once_and_is_remarked_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "samples").mkdir()
+    write_ramps(tmp_path / "samples" / "samples-1.rec", lowest=200 * MI)
+    evict(tmp_path)
+    report = read_report(capsys, str(tmp_path), str(tmp_path))
+    [memory] = [each for each in report["signals"] if each["signal"] == "memory.available"]
+    assert len(memory["acts"]) == 1
+    [remark] = report["cannotTell"]
+    assert remark == f"{memory['samples']} samples of node-1 are not newer than the ones before them and were left out."
+
+
+def test_records_without_samples_are_of_no_node_beside_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = [write_ramps(tmp_path / f"{name}.rec", lowest=200 * MI, node=f"node-{name}") for name in ("a", "b")]
+    evict(tmp_path)
+    records = str(tmp_path / "decisions.jsonl")
+    report = read_report(capsys, *places, records)
+    assert [len(each["acts"]) for each in report["signals"] if each["signal"] == "memory.available"] == [0]
+    assert report["cannotTell"] == [f"{records}: left out, because without a sample its node is unknown."]
+    report = read_report(capsys, places[0], records)
+    assert [len(each["acts"]) for each in report["signals"] if each["signal"] == "memory.available"] == [1]
+
+
 def test_evictions_that_the_recorded_agent_carried_out_answer_an_alarm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "samples").mkdir()
     write_ramps(tmp_path / "samples" / "samples-1.rec", lowest=200 * MI)
-    run = Run(tmp_path, simulated_node.acting())
-    low = snapshot(view("leak", 3 * GI), at=NOW + 215, available={Signal.MEMORY: 300 * MI})
-    [victim] = run.decide(low).victims
-    done = Outcome("abc-1", victim.pod.uid, OutcomeKind.ACCEPTED, "", NOW + 215)
-    assert run.recorder.outcome(done, wall_time=WALL + 215) == ""
+    evict(tmp_path)
     assert cli.main(["tune", str(tmp_path), "-o", "json"]) == 0
     [memory] = [each for each in json.loads(capsys.readouterr().out)["signals"] if each["signal"] == "memory.available"]
     assert len(memory["acts"]) == 1
