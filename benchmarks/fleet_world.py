@@ -106,8 +106,8 @@ class World:
     request_timeout_s = 10.0
 
     @contextlib.contextmanager
-    def stream(self, path: str, *, idle_s: float, total_s: float) -> Iterator["_LeaseList"]:
-        del path, idle_s, total_s
+    def stream(self, path: str, *, idle_s: float, total_s: float, user: str | None = None) -> Iterator["_LeaseList"]:
+        del path, idle_s, total_s, user
         self.send("list leases")
         listed = {"kind": "LeaseList", "metadata": {"resourceVersion": "1"}, "items": list(self.leases.values())}
         yield _LeaseList(json.dumps(listed).encode())
