@@ -20,9 +20,10 @@ kubelet; with --ignore-sigterm it does not, as the first process of a container 
 A run is lost if the OOM killer acted or if anything but the growing pod ended. For each speed and contender the table
 has the lost runs; the lowest MemAvailable of all runs as a share of the limit; medians of the time from the crossing to
 the recovery, and of the stall (PSI) in that time, with the longest in brackets; and the actual speed of the last 100
-MiB before the limit. The node's full stall includes that of the growing pod itself, also while a brake throttles it;
-the system's is that of any process of system.slice. Nothing is asserted, because the machine is emulated; the order of
-the contenders is the result.
+MiB before the limit. A run in which the pods could not be started, for example because a contender killed the growing
+one before its ramp, is named above the table. The node's full stall includes that of the growing pod itself, also while
+a brake throttles it; the system's is that of any process of system.slice. Nothing is asserted, because the machine is
+emulated; the order of the contenders is the result.
 """
 
 import argparse
@@ -46,7 +47,7 @@ from tests.support.paths import REPOSITORY
 from tests.vm import agent_container
 from tests.vm.agent_container import AgentContainer
 from tests.vm.image import image, why_not
-from tests.vm.machine import Machine, booted
+from tests.vm.machine import CommandFailedError, Machine, booted
 from tests.vm.ramps import MIB, NODE, Node, Ramp, Result
 
 HARD_MIB: Final = 200
@@ -139,7 +140,12 @@ def measure(
             break
         began = time.monotonic()
         with contenders[name](node) as log:
-            result = node.ramp(ramp, agent=False)
+            try:
+                result = node.ramp(ramp, agent=False)
+            except CommandFailedError as error:
+                print(f"{_name(ramp.mib_per_s)} {name}: no ramp in one run: {str(error).splitlines()[-1][-200:]}")
+                print(log(), file=sys.stderr)
+                continue
             result = result._replace(log=log() if lost(result) else "")
         results.append((ramp.mib_per_s, name, result))
         took_s = time.monotonic() - began

@@ -123,7 +123,8 @@ def take_reading(world: World, group: Path | None) -> Reading:
     gc.collect()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     state = world.state / assembly.STATE_FILE
-    files = [path for path in world.state.rglob("*") if path.is_file()]
+    # A snapshot file in the making is there beside the finished ones, until they make room for it.
+    files = [path for path in world.state.rglob("*") if path.is_file() and path.suffix != ".partial"]
     return Reading(
         world.done.samples,
         int(status["VmRSS"].split()[0]) * KIB,
