@@ -93,7 +93,7 @@ def record(pods: int, *, every_s: float, available: int) -> tuple[float, float, 
     config, cache, state = decision.settings(), candidates.RankingCache(), initial("benchmark", now=decision.NOW)
     cpu, waits = 0.0, []
     with tempfile.TemporaryDirectory() as directory:
-        recorder = SampleRecorder(Path(directory), max_bytes=1 << 30, header=lambda: HEADER)
+        recorder = SampleRecorder(Path(directory), max_bytes=1 << 30, header=lambda _: HEADER)
         recorder.start()
         for node in node_series(pods, SAMPLES, every_s=every_s, available=available):
             plan, state = engine.decide(node, state, now=node.taken_at, config=config, cache=cache)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nodeagent.commands import html_file, printing, standard_streams
 from nodeagent.commands.arguments_common import Since
+from nodeagent.model.recording import header_at
 from nodeagent.records import flight_recorder, recorder_paths, recording
 from nodeagent.records.recording import Recording, RecordingError
 from nodeagent.report import (
@@ -62,11 +63,12 @@ class Source(NamedTuple):
     end: float
     """The time from which `--since` counts back."""
 
-    def configuration(self, decision_id: str) -> str:
+    def configuration(self, recorded: RecordedDecision) -> str:
         """The configuration in force at this decision as YAML; empty: not recorded."""
         headers = () if self.recording is None else self.recording.headers
-        instance = decision_id.rpartition("-")[0]
-        return next((each.configuration for each in reversed(headers) if each.instance == instance), "")
+        instance = recorded.id.rpartition("-")[0]
+        header = header_at([each for each in headers if each.instance == instance], _wall(recorded))
+        return header.configuration if header is not None else ""
 
 
 def open_source(place: Path, *, now: float, samples_at: Path | None = None) -> Source:
@@ -166,7 +168,7 @@ def _story(source: Source, recorded: RecordedDecision, options: ExplainOptions) 
         () if found is None else found.samples(since_wall=began, until_wall=ended),
         since=since,
         missing=source.missing,
-        configuration=source.configuration(recorded.id),
+        configuration=source.configuration(recorded),
     )
     return story._replace(trouble=() if found is None else found.trouble)
 

@@ -93,7 +93,7 @@ def write(options: SnapshotOptions, loaded: load.LoadedConfig, *, wall: float | 
                 file,
                 name=output,
                 recording=recorded,
-                documents=snapshot_documents.read_documents(host, loaded, recorded),
+                documents=snapshot_documents.read_documents(host, loaded, recorded, at=window.until),
                 manifest=manifest,
                 window=window,
                 names=pseudonyms.Pseudonyms() if options.pseudonyms else None,

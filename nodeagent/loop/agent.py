@@ -377,17 +377,17 @@ class Agent:
 
     def record(self, plan: Plan, snapshot: NodeSnapshot) -> None:
         """Log, flight recorder, service status, what a later report of OOM kills needs, periodic save."""
-        now = snapshot.taken_at
+        now, loaded = snapshot.taken_at, self._components.loaded
         run, samples, snapshots = self.reporting.run, self._runtime.sample_recorder, self._runtime.auto_snapshots
         recorded = run(Part.DECISIONS, self._log_plan, plan, snapshot)
         if samples is not None:
-            run(Part.SAMPLES, sample_recording.record_decision, samples, plan, snapshot, exact=bool(recorded))
+            run(Part.SAMPLES, sample_recording.record_decision, samples, plan, snapshot, loaded, exact=bool(recorded))
         if now - self._status_at >= STATUS_EVERY_S:
             self._status_at = now
             run(Part.STATUS, lambda: self._runtime.notifier.status(decision_log.status(plan, snapshot)))
         if snapshots is not None:
             run(Part.SNAPSHOTS, snapshots.observe_plan, plan, now=now, wall=snapshot.wall_time)
-            run(Part.SNAPSHOTS, snapshots.step, now=now)
+            run(Part.SNAPSHOTS, snapshots.step, now=now, loaded=loaded)
         run(Part.OOM_KILLS, self.oom_monitor.remember, plan, snapshot)
         run(Part.PAGE, self.live_page.remember, plan, snapshot, acts=self.acts)
         self._store.save(now=now, urgent=False)

@@ -133,8 +133,8 @@ def build_agent(
         adopted = _adopt_brakes(host, config, brake, saved, restored=restored, acts=may_enforce)
     samples = None
     if store is not None and not host.recorded:
-        facts = sample_recording.HeaderFacts(identity.name, saved.policy.instance, _boot_id(host), loaded)
-        samples = sample_recording.open_recorder(facts, kubelet=lambda: builder.kubelet.latest.known)
+        facts = sample_recording.HeaderFacts(identity.name, saved.policy.instance, _boot_id(host))
+        samples = sample_recording.open_recorder(facts, loaded, kubelet=lambda: builder.kubelet.latest.known)
     snapshots = None
     if samples is not None:
         snapshots = auto_snapshots.open_snapshots(host, loaded, node=identity.name, log=log)

@@ -59,7 +59,7 @@ def open_snapshots(
         most=limits.max,
         max_bytes=max_bytes if on_disk else min(max_bytes, MAX_BYTES_IN_MEMORY),
     )
-    return AutoSnapshots(place, node=node, host=host, loaded=loaded, log=log)
+    return AutoSnapshots(place, node=node, host=host, log=log)
 
 
 class _Due(NamedTuple):
@@ -87,7 +87,6 @@ class AutoSnapshots:
         *,
         node: str,
         host: Host,
-        loaded: LoadedConfig,
         log: "FilteringBoundLogger",
         start: Callable[[Callable[[], object]], bool] = lambda work: (
             workers.start_thread(work, name="snapshot") is not None
@@ -97,7 +96,6 @@ class AutoSnapshots:
         self._place = place
         self._node = node
         self._host = host
-        self._loaded = loaded
         self._log = log
         self._start = start
         self._due: _Due | None = None
@@ -132,8 +130,8 @@ class AutoSnapshots:
         if report.race is not None:
             self._request(_Due(RACE_LOST, report.id, wall, now + RACE_DELAY_S))
 
-    def step(self, *, now: float) -> None:
-        """In each sync: report a finished file, start one that is due."""
+    def step(self, *, now: float, loaded: LoadedConfig) -> None:
+        """In each sync: report a finished file, start one that is due. `loaded` is for a recording without a header."""
         result = self._result
         if result is not None:
             self._result, self._running = None, False
@@ -142,7 +140,7 @@ class AutoSnapshots:
         if due is None or self._running or now < due.at or now - self._started_at < EVERY_S:
             return
         self._running, self._started_at, self._due = True, now, None
-        if not self._start(lambda: self._write(due)):
+        if not self._start(lambda: self._write(due, loaded)):
             self._running, self._due = False, due  # in a minute again
 
     def _request(self, due: _Due) -> None:
@@ -162,14 +160,14 @@ class AutoSnapshots:
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
-    def _write(self, due: _Due) -> None:
+    def _write(self, due: _Due, loaded: LoadedConfig) -> None:
         directory = self._place.directory
         try:
             with workers.step(f"writing {directory}", limit_s=WRITE_LIMIT_S):
                 from nodeagent.loop import snapshot_job
 
                 job = snapshot_job.SnapshotJob(
-                    self._place, self._node, self._host, self._loaded, due.reason, due.id, due.wall
+                    self._place, self._node, self._host, loaded, due.reason, due.id, due.wall
                 )
                 written = snapshot_job.write(job, short_devices=self._short_devices)
             self._result = _Result(written.path, written.size, written.trouble, due)

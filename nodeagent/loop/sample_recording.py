@@ -1,7 +1,6 @@
 """What the loop hands to the recorder of samples, and the facts about this process at the start of a recording."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -12,6 +11,7 @@ from nodeagent.config.load import LoadedConfig
 from nodeagent.model import NodeSnapshot, Note, Plan, Threshold
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.records import recorder_paths
+from nodeagent.records.entry_queue import InForce
 from nodeagent.records.sample_recorder import RecorderCounts, SampleRecorder
 
 MAX_BYTES_IN_MEMORY: Final = 8 << 20
@@ -25,25 +25,25 @@ class HeaderFacts(NamedTuple):
     node: str
     instance: str
     boot_id: str
-    loaded: LoadedConfig
 
 
-def open_recorder(facts: HeaderFacts, *, kubelet: Callable[[], tuple[Threshold, ...] | None]) -> SampleRecorder | None:
-    """The recorder of the configuration; None if it is off. `kubelet` returns the kubelet's thresholds, as far as they
-    are known then."""
-    config = facts.loaded.config
+def open_recorder(
+    facts: HeaderFacts, loaded: LoadedConfig, *, kubelet: Callable[[], tuple[Threshold, ...] | None]
+) -> SampleRecorder | None:
+    """The recorder of the configuration at the start; None if it is off. `kubelet` returns the kubelet's thresholds, as
+    far as they are known then."""
+    config, system = loaded.config, os.uname()
     if not config.recorder.enabled:
         return None
-    began, configuration, system = time.time(), show.show(show.without_secrets(facts.loaded)), os.uname()
 
-    def header() -> RecordingHeader:
+    def header(in_force: InForce) -> RecordingHeader:
         return RecordingHeader(
             facts.node,
             __version__,
             facts.instance,
             facts.boot_id,
-            began,
-            configuration,
+            in_force.since_wall,
+            show.show(show.without_secrets(in_force.loaded or loaded)),
             f"{system.release} {system.machine}",
             kubelet() or (),
         )
@@ -55,8 +55,11 @@ def open_recorder(facts: HeaderFacts, *, kubelet: Callable[[], tuple[Threshold, 
     return SampleRecorder(directory, max_bytes=min(most, MAX_BYTES_IN_MEMORY), header=header)
 
 
-def record_decision(recorder: SampleRecorder, plan: Plan, snapshot: NodeSnapshot, *, exact: bool) -> None:
-    """Record the sample of a decision. `exact`: the decision was recorded with its inputs."""
+def record_decision(
+    recorder: SampleRecorder, plan: Plan, snapshot: NodeSnapshot, loaded: LoadedConfig, *, exact: bool
+) -> None:
+    """Record the sample of a decision with this configuration. `exact`: it was recorded with its inputs."""
+    recorder.configure(loaded)
     if exact or recorder.due(plan.signals, now=snapshot.taken_at):
         decided = plan.victims or plan.refusals or plan.reclaims
         plan_id = plan.id if decided else ""

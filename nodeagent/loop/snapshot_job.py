@@ -71,7 +71,7 @@ def _build(file: IO[bytes], job: SnapshotJob) -> None:
         file,
         name=job.reason,
         recording=found,
-        documents=snapshot_documents.read_documents(job.host, job.loaded, found),
+        documents=snapshot_documents.read_documents(job.host, job.loaded, found, at=job.wall),
         manifest=Manifest(job.node, __version__, wall, job.reason, job.id, window.since, wall),
         window=window,
         max_bytes=place.max_bytes,

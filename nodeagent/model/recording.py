@@ -1,6 +1,6 @@
 """A recording: the samples that a node's agent took, as they are stored, shown, replayed and tuned with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from nodeagent.model.plan import ConditionVerdict, SignalVerdict
@@ -9,7 +9,8 @@ from nodeagent.model.snapshot import NodeSnapshot
 
 
 class RecordingHeader(NamedTuple):
-    """The facts that do not change from sample to sample. A recording has one for each process that wrote it."""
+    """The facts that do not change from sample to sample. A recording has one for each process that wrote it, and for
+    each configuration that this process had."""
 
     node: str
     version: str
@@ -19,7 +20,7 @@ class RecordingHeader(NamedTuple):
     boot_id: str
     """Times on CLOCK_BOOTTIME are comparable within one boot only; compare `wall_time` across boots."""
     began_wall: float
-    """When that process began to record, epoch seconds."""
+    """When that process began to record with this configuration, epoch seconds. Earlier versions: when it began."""
     configuration: str = ""
     """The configuration as YAML without secrets; empty if it was not recorded."""
     kernel: str = ""
@@ -28,6 +29,13 @@ class RecordingHeader(NamedTuple):
     """The kubelet's own thresholds, as far as they were known."""
     facts: Mapping[str, str] = {}
     """Further facts for people, by name: Python, total memory, cgroup version."""
+
+
+def header_at(headers: Sequence[RecordingHeader], wall: float | None) -> RecordingHeader | None:
+    """Of headers in the order of time the one in force then, or the last one; None without one. Before the first one,
+    which a clock that was set may have put later, it is the first."""
+    begun = [each for each in headers if wall is None or each.began_wall <= wall]
+    return begun[-1] if begun else next(iter(headers), None)
 
 
 class RecordedSample(NamedTuple):

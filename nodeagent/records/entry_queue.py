@@ -4,10 +4,21 @@ import threading
 from collections import deque
 from typing import Final, NamedTuple
 
+from nodeagent.config.load import LoadedConfig
+
 MAX_WAITING: Final = 64
 """Entries that the thread has not taken yet: about a minute near a threshold."""
 MAX_WAITING_BYTES: Final = 4 << 20
 """Of these entries; as much as the largest entry, `recording_format.MAX_ENTRY_BYTES`."""
+
+
+class InForce(NamedTuple):
+    """A configuration and since when it is in force."""
+
+    loaded: LoadedConfig | None
+    """None: that of the start."""
+    since_wall: float
+    """Of its first sample, epoch seconds."""
 
 
 class Entry(NamedTuple):
@@ -18,6 +29,8 @@ class Entry(NamedTuple):
     first: bool
     """It begins a group."""
     exact: bool
+    in_force: InForce
+    """The same for all entries of a group."""
 
 
 class EntryQueue:

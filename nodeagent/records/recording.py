@@ -96,7 +96,7 @@ class Recording:
 
     @property
     def headers(self) -> tuple[RecordingHeader, ...]:
-        """One for each process that recorded, oldest first; those that are damaged are left out."""
+        """One for each configuration of each process that recorded, oldest first; damaged ones are left out."""
         found: list[RecordingHeader] = []
         for source in self._sources():
             with self._opened(source) as file:

@@ -11,7 +11,8 @@ Promises:
    more, compressed.
 3. A process that is killed loses at most the entry that it was writing. The next process goes on in the same directory
    with a segment of its own.
-4. While the directory's file system is short, full or read-only, or its threshold is met, groups stay in memory, and
+4. A segment has the samples of one configuration, which is in its header.
+5. While the directory's file system is short, full or read-only, or its threshold is met, groups stay in memory, and
    one note reports it. They are written when that has passed.
 
 Theory of operation. The loop decides what is recorded (`due`): a decision that was recorded exactly, one sample a
@@ -26,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from nodeagent.config.load import LoadedConfig
 from nodeagent.model import (
     DISK_SIGNALS,
     MEMORY_SIGNALS,
@@ -38,7 +40,7 @@ from nodeagent.model import (
 )
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.records import entry_queue, recording_format
-from nodeagent.records.entry_queue import Entry, EntryQueue
+from nodeagent.records.entry_queue import Entry, EntryQueue, InForce
 from nodeagent.records.recording_format import Encoder
 from nodeagent.records.sample_reduction import SampleReducer
 from nodeagent.records.segment_files import SegmentFiles
@@ -88,7 +90,7 @@ class SampleRecorder:
         directory: Path,
         *,
         max_bytes: int,
-        header: Callable[[], RecordingHeader],
+        header: Callable[[InForce], RecordingHeader],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`header` is called when a segment begins, in the recorder's thread."""
@@ -97,6 +99,9 @@ class SampleRecorder:
         self._before: RecordedSample | None = None
         self._whole = self._changes = self._entries = 0
         """Of the group in progress, as the loop has encoded it."""
+        self._loaded: LoadedConfig | None = None
+        self._in_force: InForce | None = None
+        """None: the next sample is the first one of its configuration."""
         self._recorded_at = float("-inf")
         self._last: RecordedSample | None = None
         """As it was recorded, before small changes were left out."""
@@ -112,6 +117,13 @@ class SampleRecorder:
     def start(self) -> None:
         """Start the thread."""
         workers.start(self._thread)
+
+    def configure(self, loaded: LoadedConfig) -> None:
+        """The configuration in force from the next sample on."""
+        if loaded is not self._loaded:
+            if self._loaded is None or loaded.config != self._loaded.config:
+                self._in_force = None
+            self._loaded = loaded
 
     def record_between(self, node: NodeSnapshot) -> None:
         """Record the signals of a node sample without a decision, with the last pods, if they are near a threshold."""
@@ -144,10 +156,12 @@ class SampleRecorder:
         """Record the sample: whole if it is `exact`, otherwise without small changes."""
         self._recorded_at, self._last = sample.at, sample
         self._writer.observe_disks(sample.signals)
+        if self._in_force is None:
+            self._in_force, self._before = InForce(self._loaded, sample.wall_time), None
         if self._writer.needs_first:
             self._before = None  # a change has nothing to refer to
         try:
-            self._put(sample)
+            self._put(sample, self._in_force)
         except Exception as error:
             self._dropped += 1
             self._missing += 1
@@ -155,7 +169,7 @@ class SampleRecorder:
             if not isinstance(error, OverflowError):
                 raise
 
-    def _put(self, sample: RecordedSample) -> None:
+    def _put(self, sample: RecordedSample, in_force: InForce) -> None:
         first = self._before is None or recording_format.group_is_full(
             whole=self._whole, changes=self._changes, samples=self._entries, limit=self._group_limit
         )
@@ -169,7 +183,7 @@ class SampleRecorder:
             self._missing += dropped
             stored = stored._replace(dropped=self._missing)
             first, data = True, self._encoder.entry(stored, None)  # a change has nothing to refer to
-        self._queue.put(Entry(data, stored.wall_time, first, sample.exact))
+        self._queue.put(Entry(data, stored.wall_time, first, sample.exact, in_force))
         self._missing = 0
         if first:
             self._whole, self._changes, self._entries = len(data), 0, 0
@@ -215,7 +229,7 @@ class _Writer:
         self,
         files: SegmentFiles,
         encoder: Encoder,
-        header: Callable[[], RecordingHeader],
+        header: Callable[[InForce], RecordingHeader],
         monotonic: Callable[[], float],
     ) -> None:
         self.files = files
@@ -235,8 +249,10 @@ class _Writer:
         self._written = 0
         """Entries of the group in progress that are in the tail."""
         self._group = 0
-        self._waiting: collections.deque[bytes] = collections.deque()
+        self._waiting: collections.deque[tuple[bytes, InForce]] = collections.deque()
         """Completed groups that are not on disk."""
+        self._segment: InForce | None = None
+        """Of the segment that was opened last."""
         self._check_at = float("-inf")
         self._short_devices: frozenset[int] = frozenset()
 
@@ -276,7 +292,7 @@ class _Writer:
         self._entries.append(entry)
         self._write()
         while self.memory_bytes > MEMORY_BYTES:  # what no disk has taken
-            self.memory_bytes -= len(self._waiting.popleft())
+            self.memory_bytes -= len(self._waiting.popleft()[0])
 
     def close(self) -> None:
         """Complete the group in progress."""
@@ -296,7 +312,7 @@ class _Writer:
             last_wall=max(walls),
             level=LEVEL,
         )
-        self._waiting.append(frame)
+        self._waiting.append((frame, entries[0].in_force))
         self.memory_bytes += len(frame)
 
     def _write(self) -> None:
@@ -310,15 +326,14 @@ class _Writer:
         if self.trouble:
             return
         try:
-            if not self.files.is_open:
-                self.files.open_segment(self._encoder.header(self._header()))
-                self._written = 0
             while self._waiting:
-                self.files.complete_group(self._waiting[0])
-                self.memory_bytes -= len(self._waiting.popleft())
-                if self.files.segment_is_full:
-                    self.files.open_segment(self._encoder.header(self._header()))
+                frame, in_force = self._waiting[0]
+                self._open_segment(in_force)
+                self.files.complete_group(frame)
+                self.memory_bytes -= len(frame)
+                self._waiting.popleft()
             while self._written < len(self._entries):
+                self._open_segment(self._entries[0].in_force)
                 entry = self._entries[self._written]
                 frame = self._encoder.single(entry.data, group=self._group, position=self._written, wall=entry.wall)
                 self.files.append_entry(frame)
@@ -326,6 +341,13 @@ class _Writer:
         except OSError as error:
             self.failures += 1
             self.trouble = f"samples stay in memory: {error.filename or 'recorder'}: {error.strerror}"
+
+    def _open_segment(self, in_force: InForce) -> None:
+        """Begin a segment, unless the one that is open has room and the same configuration."""
+        if self.files.is_open and not self.files.segment_is_full and in_force is self._segment:
+            return
+        self.files.open_segment(self._encoder.header(self._header(in_force)))
+        self._segment, self._written = in_force, 0
 
     def _cause_of_shortage(self) -> str:
         try:

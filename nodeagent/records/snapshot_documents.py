@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from nodeagent import __version__
 from nodeagent.config import kubelet_excerpt, load, show
+from nodeagent.model.recording import header_at
 from nodeagent.records.recording import Recording
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node import facts, kubelet_config
@@ -18,15 +19,20 @@ class Documents(NamedTuple):
     facts: Mapping[str, Any] = {}
 
 
-def read_documents(host: Host, loaded: load.LoadedConfig, recorded: Recording | None) -> Documents:
-    """The configuration that the agent ran with, or else `loaded`; the kubelet's settings; facts. Never raises."""
-    last = recorded.headers[-1] if recorded is not None and recorded.headers else None
-    config = last.configuration if last is not None and last.configuration else show.show(show.without_secrets(loaded))
+def read_documents(
+    host: Host, loaded: load.LoadedConfig, recorded: Recording | None, *, at: float | None = None
+) -> Documents:
+    """The configuration that the agent ran with at a time (epoch seconds; None: last), or else `loaded`; the kubelet's
+    settings; facts. Never raises."""
+    headers = recorded.headers if recorded is not None else ()
+    header = header_at(headers, at)
+    config = header.configuration if header is not None else ""
+    config = config or show.show(show.without_secrets(loaded))
     found: dict[str, Any] = {"now": {"nodeagent": __version__, **facts.read_facts(host)}}
     if recorded is not None:
         found["recorded"] = {
             header.instance or str(place): {"nodeagent": header.version, "kernel": header.kernel, **header.facts}
-            for place, header in enumerate(recorded.headers)
+            for place, header in enumerate(headers)
         }
     return Documents(config, _kubelet(host), found)
 

@@ -1,6 +1,7 @@
 """The real program records samples: through kill -9 and a restart, and beside a disk that is full."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ def start(directory: Path, name: str, *, samples: str = "") -> Run:
 
 
 def count(path: Path) -> int:
-    return open_recording(path).count if list(path.glob("samples*")) else 0
+    return open_recording(path).count if list(path.glob("**/samples-*.rec")) else 0
 
 
 def test_a_killed_agent_leaves_a_readable_recording_and_the_next_one_continues_it(tmp_path: Path) -> None:
@@ -43,6 +44,23 @@ def test_a_killed_agent_leaves_a_readable_recording_and_the_next_one_continues_i
     assert times == sorted(times)
     assert len(found.headers) == 2
     assert all("incomplete" in each for each in found.trouble)
+
+
+def test_samples_after_a_reload_name_the_new_configuration(tmp_path: Path) -> None:
+    run, state = start(tmp_path, "reloaded"), tmp_path / "state"
+    try:
+        until(lambda: count(state) >= 1, "a sample")
+        config = tmp_path / "nodeagent.yaml"
+        config.write_text(f"{config.read_text()}evictionHard: {{memory.available: 123Mi}}\n")
+        run.process.send_signal(signal.SIGHUP)
+        until(lambda: "123Mi" in open_recording(state).headers[-1].configuration, "a sample after the reload")
+        assert run.stop() == 0
+    finally:
+        run.kill()
+    before, after = open_recording(state).headers
+    assert "123Mi" not in before.configuration
+    assert (before.instance, before.boot_id) == (after.instance, after.boot_id)
+    assert before.began_wall < after.began_wall
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         monotonic=lambda: now,
         store=StateFile(state / "state", shape=AgentState, boot_id="boot"),
         recorder=FlightRecorder(state),
-        sample_recorder=SampleRecorder(state / "samples", max_bytes=1 << 20, header=lambda: header),
+        sample_recorder=SampleRecorder(state / "samples", max_bytes=1 << 20, header=lambda _: header),
         auto_snapshots=auto_snapshots.open_snapshots(host, loaded, node="n", log=log),
     )
 

@@ -186,7 +186,7 @@ class Scene:
         header = RecordingHeader("n", "0", "i", "boot", 0.0)
         self._samples = None
         if not self.beside:
-            self._samples = SampleRecorder(self.state / "samples", max_bytes=1 << 20, header=lambda: header)
+            self._samples = SampleRecorder(self.state / "samples", max_bytes=1 << 20, header=lambda _: header)
         runtime = runtime._replace(
             boottime=self.tick,
             monotonic=lambda: self.tick() - self.suspended_s,

@@ -115,6 +115,24 @@ def test_the_owner_gets_the_request_by_the_recorded_configuration(
     assert report["requestThatKeepsIt"]["verdict"] == "kept"
 
 
+def test_the_owner_gets_the_request_by_the_configuration_of_the_time_of_the_decision(
+    snapshot: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An hour later the agent got another configuration, which would evict no pod."""
+    made = incident.record(tmp_path)
+    (tmp_path / "samples").mkdir()
+    header = RecordingHeader("node-1", "0.1.0", "abc", "boot", WALL, incident.CONFIGURATION)
+    recording.write_recording(tmp_path / "samples" / "samples-1.rec", header, made.samples)
+    loose = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nevictionHard: {memory.available: 1Mi}\n"
+    later = made.samples[-1]._replace(
+        snapshot=made.samples[-1].snapshot._replace(wall_time=WALL + 3600, taken_at=made.samples[-1].at + 3600)
+    )
+    header = header._replace(began_wall=WALL + 3600, configuration=loose)
+    recording.write_recording(tmp_path / "samples" / "samples-2.rec", header, [later])
+    owner = ("--pod", "shop/batch", "--owner")
+    assert run(capsys, *owner, "--state-dir", tmp_path) == run(capsys, *owner, "--recording", snapshot)
+
+
 def test_the_configuration_can_be_given_where_none_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

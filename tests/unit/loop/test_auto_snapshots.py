@@ -76,15 +76,13 @@ def auto(place: SnapshotPlace, started: Started, lines: list[dict[str, Any]], tm
         raise structlog.DropEvent
 
     log = structlog.wrap_logger(None, processors=[collect], wrapper_class=structlog.make_filtering_bound_logger(0))
-    return AutoSnapshots(
-        place, node="node-1", host=open_host(str(tmp_path)), loaded=load.defaults(), log=log, start=started
-    )
+    return AutoSnapshots(place, node="node-1", host=open_host(str(tmp_path)), log=log, start=started)
 
 
 def observe(auto: AutoSnapshots, plan: Plan, *times: float) -> None:
     for now in times:
         auto.observe_plan(plan, now=now, wall=nodes.WALL + now)
-        auto.step(now=now)
+        auto.step(now=now, loaded=load.defaults())
 
 
 def reasons(place: SnapshotPlace) -> list[str]:
@@ -164,7 +162,6 @@ def test_nothing_is_written_to_a_file_system_that_is_short(
         place._replace(max_bytes=1 << 60),
         node="node-1",
         host=open_host(str(tmp_path)),
-        loaded=load.defaults(),
         log=log,
         start=started,
     )
@@ -232,9 +229,7 @@ def test_without_a_free_pid_it_is_tried_again_in_a_minute(
 
 
 def test_a_file_above_the_limit_is_not_kept(auto: AutoSnapshots, started: Started, place: SnapshotPlace) -> None:
-    small = AutoSnapshots(
-        place._replace(max_bytes=1000), node="n", host=auto._host, loaded=load.defaults(), log=auto._log, start=started
-    )
+    small = AutoSnapshots(place._replace(max_bytes=1000), node="n", host=auto._host, log=auto._log, start=started)
     small.observe_oom(RACE, now=0.0, wall=nodes.WALL)
     observe(small, CALM, 5.0)
     started.run()

@@ -13,7 +13,7 @@ import pytest
 from nodeagent.model import Note, Observation, PodView, Signal, SignalState
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.records import recording_format
-from nodeagent.records.entry_queue import MAX_WAITING_BYTES
+from nodeagent.records.entry_queue import MAX_WAITING_BYTES, InForce
 from nodeagent.records.recording import open_recording
 from nodeagent.records.sample_recorder import LONG_S, MEMORY_BYTES, SampleRecorder
 from tests.support import nodes, recorded_samples
@@ -32,7 +32,7 @@ class Clock:
 def recorder(
     directory: Path, *, max_bytes: int = 8 << 20, clock: Callable[[], float] = time.monotonic
 ) -> SampleRecorder:
-    found = SampleRecorder(directory, max_bytes=max_bytes, header=lambda: HEADER, monotonic=clock)
+    found = SampleRecorder(directory, max_bytes=max_bytes, header=lambda _: HEADER, monotonic=clock)
     found.start()
     return found
 
@@ -108,7 +108,7 @@ import sys, time
 from pathlib import Path
 from nodeagent.records.sample_recorder import SampleRecorder
 from tests.support import recorded_samples
-recorder = SampleRecorder(Path(sys.argv[1]), max_bytes=8 << 20, header=lambda: recorded_samples.HEADER)
+recorder = SampleRecorder(Path(sys.argv[1]), max_bytes=8 << 20, header=lambda _: recorded_samples.HEADER)
 recorder.start()
 index = int(sys.argv[2])
 while True:
@@ -147,7 +147,7 @@ def test_a_killed_process_loses_no_more_than_what_it_was_writing(tmp_path: Path)
 
 
 def test_near_a_threshold_one_sample_a_second_is_due_and_after_a_while_every_second_one(tmp_path: Path) -> None:
-    found = SampleRecorder(tmp_path, max_bytes=1 << 20, header=lambda: HEADER)
+    found = SampleRecorder(tmp_path, max_bytes=1 << 20, header=lambda _: HEADER)
     sample = recorded_samples.sample(available=int(1.5 * nodes.GI))
     found.record(sample)
     now = sample.at
@@ -183,7 +183,7 @@ def test_between_decisions_signals_near_a_threshold_are_recorded_once_a_second(
 
 
 def test_a_recorder_without_its_thread_keeps_the_newest_and_the_gap_is_in_the_recording(tmp_path: Path) -> None:
-    found = SampleRecorder(tmp_path, max_bytes=8 << 20, header=lambda: HEADER)
+    found = SampleRecorder(tmp_path, max_bytes=8 << 20, header=lambda _: HEADER)
     samples = exact(100)
     for sample in samples:
         found.record(sample)
@@ -197,7 +197,7 @@ def test_a_recorder_without_its_thread_keeps_the_newest_and_the_gap_is_in_the_re
 
 
 def test_what_waits_for_a_thread_that_hangs_is_bounded_in_bytes(tmp_path: Path) -> None:
-    found = SampleRecorder(tmp_path, max_bytes=40 << 20, header=lambda: HEADER)
+    found = SampleRecorder(tmp_path, max_bytes=40 << 20, header=lambda _: HEADER)
     for sample in exact(8, pods=2000):
         found.record(sample._replace(snapshot=sample.snapshot._replace(pods=sample.snapshot.pods[::-1])))
         found._before = None  # each is whole, as after an error
@@ -210,7 +210,7 @@ def test_groups_are_bounded_in_bytes_whatever_changes(tmp_path: Path, disk: bool
     """Every pod changes in every sample to what can hardly be compressed."""
     (tmp_path / "file").touch()
     directory = tmp_path / ("samples" if disk else "file")
-    found = SampleRecorder(directory, max_bytes=64 << 20, header=lambda: HEADER)
+    found = SampleRecorder(directory, max_bytes=64 << 20, header=lambda _: HEADER)
     chance = random.Random(1)
     samples = exact(14, pods=400)
     for sample in samples:
@@ -235,7 +235,7 @@ def _renamed(view: PodView, chance: random.Random) -> PodView:
 def test_a_defect_in_the_thread_costs_a_group_and_is_counted_and_noted(tmp_path: Path) -> None:
     headers: list[RecordingHeader] = []
 
-    def header() -> RecordingHeader:
+    def header(_: InForce) -> RecordingHeader:
         return headers[0]
 
     found = SampleRecorder(tmp_path, max_bytes=8 << 20, header=header)
