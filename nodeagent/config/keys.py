@@ -74,6 +74,15 @@ def profile_keys() -> tuple[ConfigKey, ...]:
     return tuple(key for key in top_level() if key.name not in SAME_ON_ALL_NODES)
 
 
+NEEDS_RESTART: Final = ("nodeName", "stateDir", "logging", "recorder")
+"""What lasts as long as the process: a change is logged and takes effect at the next start."""
+
+
+def restart_keys() -> tuple[ConfigKey, ...]:
+    """The keys of `NEEDS_RESTART`."""
+    return tuple(key for key in config_keys(Config) if key.name in NEEDS_RESTART)
+
+
 def is_section(type_: Any) -> bool:
     """True if the value is a map with keys of its own."""
     return isinstance(type_, type) and hasattr(type_, "_fields") and type_ is not Amount

@@ -58,6 +58,9 @@ A flag (`--dry-run`, `--node-name`, `--kubeconfig`) replaces the environment (`N
 `KUBECONFIG`), and the environment replaces the file. `NODEAGENT_CONFIG` and `NODEAGENT_HOST_ROOT` are the defaults of
 `--config` and `--host-root`; the DaemonSet sets both, so that `kubectl exec POD -- nodeagent check` reports its node.
 
+A running agent applies a changed file, except {", ".join([f"`{name}`" for name in keys.NEEDS_RESTART])}: a change of
+these takes effect at its next start, and until then each reload logs `configuration change needs a restart`.
+
 ## Built-in thresholds
 
 They apply if the file sets neither `evictionHard` nor `evictionSoft`. Each is met before the kubelet's default.

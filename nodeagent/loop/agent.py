@@ -307,7 +307,7 @@ class Agent:
             self._reject(error)
             return
         self._rejected = ""
-        self.decision_log.log_config_changes(config_file.config_changes(self._components.loaded, loaded))
+        self.decision_log.log_config_changes(config_file.config_changes(self._components.loaded, components.loaded))
         self._components = components
         self.metrics.observe_reload(components.config)
         self.observer.reset()

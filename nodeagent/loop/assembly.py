@@ -17,7 +17,7 @@ from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.actuators.oom_scores import OomScores
 from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import NoCluster, Session
-from nodeagent.config import above_kubelet, kubelet, load, show
+from nodeagent.config import above_kubelet, keys, kubelet, load, show
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
@@ -60,8 +60,6 @@ NO_PID_RETRY_S: Final = 1.0
 CONFIRM_S: Final = 60.0
 """How long a session that a reload replaces waits for the answers about its node's identity, without which it can clear
 nothing. Each has a deadline of its own."""
-NEEDS_RESTART: Final = ("node_name", "state_dir", "logging", "recorder")
-"""Configuration fields that last as long as the process: a change is logged and takes effect at the next start."""
 
 
 class CannotRunKind(enum.StrEnum):
@@ -253,10 +251,10 @@ class ComponentBuilder:
             ConfigError: this machine cannot do it, such as `mode: enforce` without credentials.
         """
         old = before.loaded.config
-        for field in NEEDS_RESTART:
-            if getattr(loaded.config, field) != getattr(old, field):
-                self._log.warning("configuration change needs a restart", key=field)
-        config = loaded.config._replace(**{field: getattr(old, field) for field in NEEDS_RESTART})
+        for key in keys.restart_keys():
+            if getattr(loaded.config, key.field) != getattr(old, key.field):
+                self._log.warning("configuration change needs a restart", key=key.name)
+        config = loaded.config._replace(**{key.field: getattr(old, key.field) for key in keys.restart_keys()})
         session = before.session
         if cluster_session.session_inputs(config) != cluster_session.session_inputs(old):
             try:

@@ -117,6 +117,11 @@ def test_keys_of_the_process_take_effect_at_the_next_start(agent: Run, config: P
     rewrite(config, HEAD + f"stateDir: {tmp_path}/elsewhere\n")
     agent.process.send_signal(signal.SIGHUP)
     until(lambda: agent.logged("configuration change needs a restart"), "the warning")
+    rewrite(config, HEAD + f"stateDir: {tmp_path}/elsewhere\nevictionHard: {{memory.available: 123Mi}}\n")
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for_log("configuration changed", key="evictionHard.memory.available")
+    assert {line["key"] for line in agent.logged("configuration change needs a restart")} == {"stateDir"}
+    assert not [line for line in agent.logged("configuration changed") if line["key"] == "stateDir"]
     assert agent.stop() == 0
     assert not (tmp_path / "elsewhere").exists()
 
