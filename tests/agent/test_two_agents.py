@@ -51,6 +51,10 @@ def test_two_agents_evict_no_more_than_one_and_the_second_takes_over(
         assert not (tmp_path / "other").exists(), "it keeps nothing"
     eat(kubepods)
     until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions of the first")
+    # A pod that was evicted and has not ended may not be the largest: after its time, no other is evicted in its place.
+    evicted = {request.path.split("/")[-2] for request in api.sent("POST", "/eviction")}
+    for uid in [uid for uid, name in HOGS.items() if name not in evicted]:
+        kubepods.eat(uid, 10, to_the_end=False)
     until(lambda: second.logged("would evict"), "a decision of the second agent")
     refused = len(second.logged("not evicting"))
     first.kill()
