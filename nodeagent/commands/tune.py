@@ -85,7 +85,8 @@ def make_report(inputs: Sequence[RecordedInput], config: Config, *, within_s: fl
         remarks += each.remarks()
     for each in without_node:
         if len(tuners) == 1:
-            add_records(*tuners.values(), each.records())
+            [tuner] = tuners.values()
+            add_records(tuner, each.records())
         elif tuners:
             remarks.append(f"{each.name}: left out, because without a sample its node is unknown.")
         remarks += each.remarks()

@@ -260,8 +260,8 @@ class ComponentBuilder:
             try:
                 session = self._connect(loaded._replace(config=config), before.session.owned(), before.session)
             except CannotRunError as error:
-                key = "cluster.kubeconfig" if config.cluster.kubeconfig else "mode"
-                raise ConfigError((Problem(Origin("this machine"), key, str(error)),)) from error
+                wrong = "cluster.kubeconfig" if config.cluster.kubeconfig else "mode"
+                raise ConfigError((Problem(Origin("this machine"), wrong, str(error)),)) from error
             if config.mode is Mode.ENFORCE and old.mode is not Mode.ENFORCE and (trouble := self._may_act()):
                 raise ConfigError((Problem(Origin("this machine"), "mode", trouble),))
             session.start()
