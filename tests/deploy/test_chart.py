@@ -220,6 +220,13 @@ def test_rights_follow_the_version_and_the_configuration(render: Render) -> None
     assert ("Role", "nodeagent-leases") in fleet
     assert ("ValidatingAdmissionPolicy", "nodeagent-leases") in fleet
     assert ("ClusterRole", "nodeagent-replacements") not in default
+    off = render(
+        config={
+            "protection": {"replacementWait": "0s"},
+            "profiles": [{"name": "batch", "nodeSelector": {"pool": "batch"}}],
+        }
+    )
+    assert ("ClusterRole", "nodeagent-replacements") not in off
     waiting = render(config={"protection": {"replacementWait": "10m"}})
     assert waiting["ClusterRole", "nodeagent-replacements"]["rules"][0]["verbs"] == ["get"]
     assert ("ClusterRoleBinding", "nodeagent-replacements") in waiting

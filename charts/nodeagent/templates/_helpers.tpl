@@ -55,11 +55,11 @@ release's namespace where it is not the built-in one. */}}
 {{- default .Release.Namespace (default dict .Values.config.fleet).leaseNamespace -}}
 {{- end }}
 
-{{/* The values of a key (its path as a list) in `config` and in each of its profiles, except false, 0 and "". */}}
+{{/* The values of a key (its path as a list) in `config` and in each of its profiles, except false, 0, "" and a duration of 0. */}}
 {{- define "nodeagent.valuesOf" -}}
 {{- range $value := prepend (default list .config.profiles) .config -}}
 {{- range $.path -}}{{- $value = default dict (get $value .) -}}{{- end -}}
-{{- with $value }} {{ . }}{{ end -}}
+{{- if and $value (not (regexMatch "^\\+?([0.]+(ns|us|µs|μs|ms|s|m|h)?)+$" (toString $value))) }} {{ $value }}{{ end -}}
 {{- end -}}
 {{- end }}
 
