@@ -15,7 +15,7 @@ from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.own_limit_watch import OwnLimitWatch, WatchResult
 from nodeagent.loop.schedule import Schedule, ScheduleInputs, ScheduleState
 from nodeagent.loop.state_store import StateStore
-from nodeagent.model import ConditionStatus, DiskLayout, NodeSnapshot, PodSource, Signal, Threshold
+from nodeagent.model import ConditionStatus, DiskLayout, NodeSnapshot, PodSource, Signal, Threshold, Tier
 from nodeagent.policy import (
     candidates,
     effective_thresholds,
@@ -62,7 +62,7 @@ class Observer:
         self._own_limits = own_limits
         self._started_at = runtime.monotonic()
         self._state = ScheduleState()
-        self._short = False
+        self._short: Tier | None = None
         """Of the last node sample (`Schedule.short`)."""
         self._prearmed: SnapshotParts | None = None
         self.latest: NodeSnapshot | None = None
@@ -181,7 +181,7 @@ class Observer:
 
     def _read_parts(self, node: NodeSnapshot) -> SnapshotParts:
         """The node and its pods. Every pod that moved is read now; the others keep their last reading (0.6 ms instead
-        of 10 ms for 110 pods), for a second at most where a decision may evict for memory or PIDs."""
+        of 10 ms for 110 pods), for some seconds at most where a decision may evict for memory or PIDs."""
         components, runtime = self._components(), self._runtime
         soft_tier_block = components.session.soft_tier_block()
         view = components.session.pods()

@@ -47,6 +47,7 @@ from nodeagent.model import (
     Observation,
     Signal,
     Threshold,
+    Tier,
     Unit,
 )
 from nodeagent.policy import memory_shortage
@@ -192,8 +193,8 @@ class Schedule(NamedTuple):
     """A pod is or may soon be near a memory limit of its own."""
     near: frozenset[Signal] = frozenset()
     """Disk signals that may be below one soon."""
-    short: bool = False
-    """Memory or PIDs are short, and pods may be evicted for it: now, or perhaps in the next sync."""
+    short: Tier | None = None
+    """Memory or PIDs are short, and this tier may evict pods for it: now, or perhaps in the next sync."""
     prearm: bool = False
     """Sample and rank the pods now, without a decision: the next sync may have to decide."""
     growth_cap: bool = False
@@ -285,7 +286,7 @@ def plan_next(inputs: ScheduleInputs, state: ScheduleState) -> tuple[Schedule, S
         crossed=frozenset([each.threshold.signal for each in view.known if each.crossed]),
         near=frozenset([each.threshold.signal for each in view.known if each.near]),
         own_limit_near=bool(inputs.near_own_limit) or inputs.own_limits_s < OWN_LIMIT_SOON_S,
-        short=any(_is_short(each) for each in view.known),
+        short=_short(view.known),
         prearm=prearm,
         growth_cap=growth_cap,
     )
@@ -461,13 +462,17 @@ def _streams(
     return first, ((signal, model, value), memory_shortage.available(node, threshold, level=value))
 
 
-def _is_short(each: ThresholdLevel) -> bool:
-    """True if the usage of pods decides about this threshold now, or about its victim soon. Not while only page cache
-    is short: that may last for days."""
-    if each.threshold.signal in DISK_SIGNALS:
-        return False
-    soon = each.crosses_within(GROWTH_CAP_AHEAD_S, fill_per_s=each.level.now_per_s)
-    return soon or (each.crossed and each.may_act)
+def _short(levels: Iterable[ThresholdLevel]) -> Tier | None:
+    """The tier for which the usage of pods decides now, or soon about its victim. None while only page cache is short:
+    that may last for days."""
+    of_pods = [each for each in levels if each.threshold.signal not in DISK_SIGNALS and each.may_act]
+    if any(
+        (each.crossed and each.threshold.hard)
+        or each.crosses_within(GROWTH_CAP_AHEAD_S, fill_per_s=each.level.now_per_s)
+        for each in of_pods
+    ):
+        return Tier.HARD
+    return Tier.SOFT if any(each.crossed for each in of_pods) else None
 
 
 def _may_act(stream: Stream) -> bool:

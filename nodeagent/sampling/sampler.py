@@ -32,6 +32,7 @@ from nodeagent.model import (
     PodUsage,
     PodView,
     Signal,
+    Tier,
 )
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.fd_cache import FdCache
@@ -227,7 +228,7 @@ class Sampler:
         api_pods: Sequence[Pod] | None = None,
         *,
         fresh: bool = True,
-        short: bool = False,
+        short: Tier | None = None,
     ) -> PodReading:
         """The pods, and what is read together with them, right after `node`.
 
@@ -235,7 +236,7 @@ class Sampler:
             api_pods: the pods of this node as the API server lists them; None: all pods come from the host.
             fresh: read every pod now; else a pod that barely moved keeps its last reading, with its time
                 (`pod_ages.AGES`).
-            short: memory or PIDs are short: such a reading is younger.
+            short: the tier that acts on a shortage of memory or PIDs: such a reading is younger.
         """
         now = node.taken_at
         layout = self._detected(now)
@@ -363,7 +364,13 @@ class Sampler:
         )
 
     def _read_pods(
-        self, layout: HostLayout, snapshot: NodeSnapshot, api_pods: Sequence[Pod] | None, *, fresh: bool, short: bool
+        self,
+        layout: HostLayout,
+        snapshot: NodeSnapshot,
+        api_pods: Sequence[Pod] | None,
+        *,
+        fresh: bool,
+        short: Tier | None,
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
         """The usage of the pods, and what is unknown; the same tuple while no pod was read again."""
         if self._pods is None:

@@ -118,7 +118,12 @@ class RecordingSampler(Sampler):
         return node
 
     def read_pods(
-        self, node: NodeSnapshot, api_pods: Sequence[Pod] | None = None, *, fresh: bool = True, short: bool = False
+        self,
+        node: NodeSnapshot,
+        api_pods: Sequence[Pod] | None = None,
+        *,
+        fresh: bool = True,
+        short: Tier | None = None,
     ) -> PodReading:
         self.pods_at.append(self._clock.now - BEGAN)
         reading = super().read_pods(node, api_pods, fresh=fresh, short=short)

@@ -4,13 +4,16 @@ from collections.abc import Mapping, Set
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from nodeagent.model import Tier
+
 MOVED_BYTES: Final = 1 << 20
 """1% of the smallest default threshold. A further thread takes some 30 KiB of kernel memory and a process at least as
 much, so a storm of either moves the usage too, and pids.current need not be read."""
-SHORT_AGE_S: Final = 1.0
-"""The age of memory and counts while memory or PIDs are short. At a limit of its own a pod's heap displaces its page
-cache and its usage stays level, so a pod that did not move may hold gigabytes more. 110 pods take 4 ms instead of 0.6
-at the crossing, and are due one by one in each second after it."""
+SHORT_AGES_S: Final[Mapping[Tier, float]] = {Tier.HARD: 1.0, Tier.SOFT: 5.0}
+"""The age of memory and counts while memory or PIDs are short, by the tier that acts. At a limit of its own the heap of
+a pod displaces its page cache and its usage stays level, so that a pod that did not move may hold gigabytes more. 110
+pods take 4 ms instead of 0.6 at a hard crossing, and are due one by one in each second after it. A soft shortage may
+last for hours."""
 YOUNG_S: Final = 5.0
 """A container's oom_score_adj is the shim's until runc sets it, some ms after the process is in the cgroup. A score
 that was read this long after the container was first listed is final."""
@@ -21,7 +24,7 @@ class Change(StrEnum):
 
     SAMPLE = "every full sample"
     USAGE_MOVED = "usage moved by 1 MiB"
-    SHORT = "memory or PIDs are short, and the last reading is a second old"
+    SHORT = "memory or PIDs are short, and the last reading is older than `SHORT_AGES_S`"
     COUNTS_CHANGED = "the number of threads or of child cgroups changed"
     VERSION_CHANGED = "the API server lists a new version of the pod, or lists it no more"
     NAME_FOUND = "a log link names a container that had no name"

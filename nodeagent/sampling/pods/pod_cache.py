@@ -12,15 +12,15 @@ Promises:
 
 Theory of operation. A full sample reads one number of each pod, its usage, through a kept descriptor. Only a pod that
 moved, or whose memory reading has reached its age, is read further; the table decides which of its other values are
-read then. While memory or PIDs are short that age is a second, because a level usage may hide any change.
+read then. While memory or PIDs are short that age is some seconds, because a level usage may hide any change.
 """
 
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from nodeagent.model import Note, NoteKind, Pod, PodUsage
+from nodeagent.model import Note, NoteKind, Pod, PodUsage, Tier
 from nodeagent.sampling.hostfs import parse
 from nodeagent.sampling.hostfs.cgroup_memory import MemoryNumbers
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
@@ -63,6 +63,9 @@ class PodValues(NamedTuple):
     first_processes: Mapping[str, FirstProcess]
 
 
+_ALWAYS_DUE: Final = dict.fromkeys(Tier, float("-inf"))
+
+
 class CachedPod(NamedTuple):
     """A pod as it was read last."""
 
@@ -73,8 +76,8 @@ class CachedPod(NamedTuple):
     due_at: float
     """When its memory is read again although it did not move; always due if its memory is unknown or corrects
     MemAvailable."""
-    due_if_short_at: float
-    """The same while memory or PIDs are short."""
+    due_if_short_at: Mapping[Tier, float]
+    """The same while memory or PIDs are short, by the tier that acts."""
     had_processes: bool
     """A process was visible once. So the pod is not outside our PID namespace, and without processes it is ending."""
 
@@ -87,7 +90,7 @@ class _Sample(NamedTuple):
     names: Mapping[str, str]
     versions: Mapping[str, Pod]
     fresh: bool
-    short: bool
+    short: Tier | None
     swap_total: int | None
     notes: list[Note]
 
@@ -157,7 +160,7 @@ class PodCache:
         names: Mapping[str, str],
         fresh: bool,
         swap_total: int | None,
-        short: bool = False,
+        short: Tier | None = None,
         api_pods: Sequence[Pod] | None = None,
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
         """The usage of each pod, and what could not be read. The same tuple again if no pod was read.
@@ -168,7 +171,7 @@ class PodCache:
             names: container names by container id.
             fresh: read every pod now, whatever the ages of its values.
             swap_total: SwapTotal. With 0 no pod has anything in swap, and one file less is read for each.
-            short: memory or PIDs are short.
+            short: the tier that acts on a shortage of memory or PIDs.
             api_pods: the pods that the API server lists.
         """
         if api_pods is not self._api_pods:
@@ -187,7 +190,7 @@ class PodCache:
             if pod is not None
             and not fresh
             and text is not None
-            and now < (pod.due_if_short_at if short else pod.due_at)
+            and now < (pod.due_at if short is None else pod.due_if_short_at[short])
             and not _moved(pod, text)
             else self._read_pod(cgroup, pod, text, sample)
             for cgroup, pod, text in zip(listed, before, texts, strict=True)
@@ -252,7 +255,7 @@ class PodCache:
         changes: set[Change] = {Change.SAMPLE}
         if before is None or text is None or _moved(before, text):
             changes.add(Change.USAGE_MOVED)
-        elif sample.short:
+        elif sample.short is not None:
             changes.add(Change.SHORT)
         try:
             values = self._read_values(cgroup, directory, before and before.values, changes, sample)
@@ -261,15 +264,17 @@ class PodCache:
                 return None
             sample.notes.append(Note(NoteKind.POD, str(error), about=cgroup.uid))
             unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=sample.now, system_partition=cgroup.system)
-            return CachedPod(cgroup, None, unread, float("-inf"), float("-inf"), had_processes)
+            return CachedPod(cgroup, None, unread, float("-inf"), _ALWAYS_DUE, had_processes)
         # pids.current counts a process that has ended until its parent waits for it; cgroup.procs does not.
         had_processes = had_processes or values.containers.has_processes
         usage, notes = _pod_usage(cgroup, values, sample, visible=had_processes)
         sample.notes.extend(notes)
-        due_at = due_if_short_at = float("-inf")
+        due_at, due_if_short_at = float("-inf"), _ALWAYS_DUE
         if usage.memory_usage is not None and not values.containers.minimum:
             due_at = _due_at(usage, self._memory_age_s)
-            due_if_short_at = _due_at(usage, min(self._memory_age_s, pod_ages.SHORT_AGE_S))
+            due_if_short_at = {
+                tier: _due_at(usage, min(self._memory_age_s, age_s)) for tier, age_s in pod_ages.SHORT_AGES_S.items()
+            }
         return CachedPod(cgroup, values, usage, due_at, due_if_short_at, had_processes)
 
     def _read_values(

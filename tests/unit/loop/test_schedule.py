@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nodeagent.loop import schedule
 from nodeagent.loop.schedule import Schedule, ScheduleInputs, ScheduleState, Source
-from nodeagent.model import Amount, MemoryModel, NodeSnapshot, Observation, Signal, Threshold
+from nodeagent.model import Amount, MemoryModel, NodeSnapshot, Observation, Signal, Threshold, Tier
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -371,9 +371,9 @@ def test_memory_is_short_below_its_thresholds_and_right_before_a_hard_one() -> N
     for at, mib in ramp:
         verdict, state = _plan(_node(mib * MIB, at=at), state)
         short.append(verdict.short)
-    assert short == [at >= 0.3 for at, _ in ramp]
-    assert not _plan(_node(510 * MIB, at=0.0), ScheduleState(), SOFT)[0].short
-    assert _plan(_node(490 * MIB, at=0.0), ScheduleState(), SOFT)[0].short
+    assert short == [Tier.HARD if at >= 0.3 else None for at, _ in ramp]
+    assert _plan(_node(510 * MIB, at=0.0), ScheduleState(), SOFT)[0].short is None
+    assert _plan(_node(490 * MIB, at=0.0), ScheduleState(), SOFT)[0].short is Tier.SOFT
     assert not _plan(_with_disk(MIB, read_at=0.0, at=0.0), ScheduleState(), DISK)[0].short, "disks are walked"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.config.schema import SamplingConfig
-from nodeagent.model import Container, NodeSnapshot, NoteKind, Pod, PodSource, PodUsage, PodView, QOSClass
+from nodeagent.model import Container, NodeSnapshot, NoteKind, Pod, PodSource, PodUsage, PodView, QOSClass, Tier
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.sampler import Sampler
 from tests.support.trees import GI, MI, Node, TreeContainer, TreePod, container_id, pod_cgroup, write_node
@@ -188,17 +188,17 @@ def test_while_memory_or_pids_are_short_a_level_usage_hides_no_change(tmp_path: 
     root, now = write_node(tmp_path, node._replace(pods=(pod,))), 100.0
     with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
 
-        def read(at: float, *, short: bool) -> tuple[int | None, int | None]:
+        def read(at: float, *, short: Tier | None) -> tuple[int | None, int | None]:
             nonlocal now
             now = at
             [view] = sampler.read_pods(sampler.sample_node(), fresh=False, short=short).pods
             return _usage(view).memory_working_set, _usage(view).thread_count
 
-        assert read(100.0, short=False) == (100 * MI, 2)
+        assert read(100.0, short=None) == (100 * MI, 2)
         write_node(tmp_path, node._replace(pods=(pod._replace(working_set=800 * MI, inactive_file=200 * MI),)))
         (tmp_path / f"sys/fs/cgroup{pod_cgroup(node, pod)}/pids.current").write_text("900\n")
-        assert read(101.5, short=False) == (100 * MI, 2), "a calm node does not pay for it"
-        assert read(101.5, short=True) == (800 * MI, 900)
+        assert read(101.5, short=None) == (100 * MI, 2), "a calm node does not pay for it"
+        assert read(101.5, short=Tier.HARD) == (800 * MI, 900)
 
 
 def test_while_memory_is_short_no_reading_is_older_than_a_second_and_few_are_due_at_once(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_while_memory_is_short_no_reading_is_older_than_a_second_and_few_are_due
     now, read = 100.0, []
     with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
         for _ in range(80):
-            views = sampler.read_pods(sampler.sample_node(), fresh=False, short=True).pods
+            views = sampler.read_pods(sampler.sample_node(), fresh=False, short=Tier.HARD).pods
             assert all(now - _usage(view).read_at < 1.0 for view in views)
             read.append(sum(_usage(view).read_at == now for view in views))
             now += 1 / 16
