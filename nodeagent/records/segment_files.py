@@ -70,7 +70,8 @@ class SegmentFiles:
 
     @property
     def segment_is_full(self) -> bool:
-        return self._main_size > self._max_bytes // SEGMENTS
+        """By its groups: a header alone, however large, leaves room for one."""
+        return self._main_size - self._header_size > self._max_bytes // SEGMENTS
 
     def open_segment(self, header: bytes) -> None:
         """Begin a new segment in the directory, which is created."""

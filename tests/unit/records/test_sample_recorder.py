@@ -88,6 +88,19 @@ def test_the_recording_stays_within_its_bound_and_keeps_the_newest(tmp_path: Pat
     assert len(kept) > 100
 
 
+def test_a_header_that_is_larger_than_a_segment_leaves_a_recording(tmp_path: Path) -> None:
+    header = HEADER._replace(configuration=os.urandom(50_000).hex())
+    found = SampleRecorder(tmp_path, max_bytes=1 << 20, header=lambda _: header)
+    found.start()
+    samples = exact(40)
+    for sample in samples:
+        found.record(sample)
+    settle(found, 40)
+    found.stop()
+    assert recorded(tmp_path) == samples
+    assert len(list(tmp_path.iterdir())) <= 4
+
+
 def size_of(directory: Path) -> int:
     return sum(each.stat().st_size for each in directory.iterdir())
 
