@@ -164,15 +164,21 @@ class ClusterSession:
             view = self._opened.readers.view()
         else:
             view = PodsView((), None, self._trouble, unreachable_since=self._transport.reach.unreachable_since)
+        last = self._last_pods  # once: another thread may clear it
         if view.synced_at is not None:
             self._last_pods = None
-        elif self._last_pods is not None and view.unreachable_since is not None:
-            return self._last_pods._replace(reason=view.reason, unreachable_since=view.unreachable_since)
+        elif last is not None and view.unreachable_since is not None:
+            return last._replace(reason=view.reason, unreachable_since=view.unreachable_since)
         return view
 
     def _continues(self, transport: Transport, config: Config) -> bool:
-        """True if the pods of this session are those of another one, with all that protects them."""
-        return self._transport.server == transport.server and _pod_inputs(self._config) == _pod_inputs(config)
+        """True if the pods of this session are those of another one, with all that protects them, and a failure of the
+        other one is an outage: with other credentials it may be theirs."""
+        return (
+            self._transport.server == transport.server
+            and self._config.cluster.kubeconfig == config.cluster.kubeconfig
+            and _pod_inputs(self._config) == _pod_inputs(config)
+        )
 
     def _listed_pods(self) -> PodsView | None:
         """The pods, whatever the API server does now; None if it has never listed them."""

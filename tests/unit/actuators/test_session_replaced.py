@@ -287,3 +287,15 @@ def test_pods_that_were_read_without_what_protects_them_now_are_not_taken_over(
     second = session(ENFORCE._replace(protection=protection), previous=first)
     eventually(lambda: second.pods().unreachable_since is not None)
     assert (second.pods().pods, second.pods().synced_at) == ((), None)
+
+
+def test_with_other_credentials_a_failure_is_no_outage_of_the_server_with_the_pods_of_before(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    first = synced(session())
+    api.go_down()
+    eventually(lambda: first.pods().unreachable_since is not None)
+    other = ENFORCE._replace(cluster=ENFORCE.cluster._replace(kubeconfig="/etc/other"))
+    second = session(other, previous=first)
+    eventually(lambda: second.pods().unreachable_since is not None)
+    assert (second.pods().pods, second.pods().synced_at) == ((), None)
