@@ -1,7 +1,7 @@
 """A recording: the samples that a node's agent took, as they are stored, shown, replayed and tuned with."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nodeagent.model.plan import ConditionVerdict, SignalVerdict
 from nodeagent.model.signals import Threshold
@@ -31,11 +31,17 @@ class RecordingHeader(NamedTuple):
     """Further facts for people, by name: Python, total memory, cgroup version."""
 
 
+FIRST_SLACK_S: Final = 1.0
+"""The first header begins with the first sample, whose time may be a moment after that of its decision."""
+
+
 def header_at(headers: Sequence[RecordingHeader], wall: float | None) -> RecordingHeader | None:
-    """Of headers in the order of time the one in force then, or the last one; None without one. Before the first one,
-    which a clock that was set may have put later, it is the first."""
+    """Of headers in the order of time the one in force then (None: the last one); None if none had begun: that of then
+    is no longer recorded."""
     begun = [each for each in headers if wall is None or each.began_wall <= wall]
-    return begun[-1] if begun else next(iter(headers), None)
+    if begun:
+        return begun[-1]
+    return next((each for each in headers[:1] if wall is not None and each.began_wall <= wall + FIRST_SLACK_S), None)
 
 
 class RecordedSample(NamedTuple):
