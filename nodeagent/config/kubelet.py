@@ -7,7 +7,7 @@ concern eviction, and an unreadable value becomes a problem beside the settings,
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.config import above_kubelet, amount, defaults, duration, resolve, thresholds
 from nodeagent.config.bounds import AmountRule
@@ -17,6 +17,9 @@ from nodeagent.model import Amount, MemoryModel, Signal, Threshold
 
 if TYPE_CHECKING:
     from nodeagent.config.yaml_nodes import YamlNode
+
+MAX_PROBLEMS: Final = 20
+"""Each becomes a note of every sample, and clients of the API server write the arguments of k3s."""
 
 
 class KubeletSettings(NamedTuple):
@@ -129,7 +132,10 @@ def read_settings(
         if index == 0 and content.strip() and drop_ins and raw.hard is None:
             # The kubelet completes its file before it merges the drop-ins (loadConfigFile in cmd/kubelet/app).
             raw = raw._replace(hard={str(each): value.text for each, value in defaults.KUBELET_EVICTION_HARD.items()})
-    return _to_settings(_with_flags(raw, flags, problems=problems), problems=problems)._replace(unread=unread)
+    settings = _to_settings(_with_flags(raw, flags, problems=problems), problems=problems)
+    if (more := len(problems) - MAX_PROBLEMS) > 0:
+        problems[MAX_PROBLEMS:] = [f"and {more} more problems"]
+    return settings._replace(problems=tuple(problems), unread=unread)
 
 
 def describe_thresholds(thresholds: Sequence[Threshold]) -> str:

@@ -14,6 +14,8 @@ from nodeagent.kube.transport import Transport
 from nodeagent.runtime import clock
 
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+MAX_K3S_ARGUMENTS: Final = 32 << 10
+"""Characters of the annotation with the arguments of k3s, which other clients may write. A longer one is not read."""
 
 _decoder = objects.Decoder(objects.NodeObject)
 _words = objects.Decoder(list[str])
@@ -193,7 +195,7 @@ def decode_node(item: msgspec.Raw | bytes) -> NodeView:
 
 def _k3s_arguments(annotation: str) -> tuple[str, ...]:
     try:
-        return tuple(_words.decode(annotation.encode())) if annotation else ()
+        return tuple(_words.decode(annotation.encode())) if 0 < len(annotation) <= MAX_K3S_ARGUMENTS else ()
     except ValueError:
         return ()
 

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from nodeagent.model.units import MAX_PLAUSIBLE
 from nodeagent.sampling.disk import deleted_files, project_quota, write_rates
@@ -53,7 +53,7 @@ class AnyFile(Host):
     def open(self, path: str) -> int:
         return os.open(self._file.name, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, **options: Any) -> bytes:
         return self._data
 
     def listdir(self, path: str) -> list[str]:

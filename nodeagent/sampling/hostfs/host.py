@@ -182,13 +182,13 @@ class Host:
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from error
 
-    def read(self, path: str) -> bytes:
-        """The whole content. Raises Unreadable, also for files above 64 MiB."""
+    def read(self, path: str, *, max_bytes: int = _MAX_FILE_BYTES) -> bytes:
+        """The whole content. Raises Unreadable, also for a file that is larger."""
         try:
             descriptor = os.open(self._at(path) if self._prefix else path, _FLAGS)
             try:
                 data = os.read(descriptor, _FIRST_READ)
-                return data if len(data) < _SURELY_COMPLETE else data + read_all(descriptor)
+                return data if len(data) < _SURELY_COMPLETE else data + read_all(descriptor, max_bytes=max_bytes)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as error:
@@ -429,8 +429,8 @@ def unreadable(path: str, error: OSError | ValueError) -> Unreadable:
     return Unreadable(path, errno.EINVAL, str(error))
 
 
-def read_all(descriptor: int) -> bytes:
-    """From the descriptor's position to the end. Raises OSError."""
+def read_all(descriptor: int, *, max_bytes: int = _MAX_FILE_BYTES) -> bytes:
+    """From the descriptor's position to the end. Raises OSError, also for more bytes."""
     data = os.read(descriptor, _FIRST_READ)
     if len(data) < _SURELY_COMPLETE:
         return data
@@ -439,7 +439,7 @@ def read_all(descriptor: int) -> bytes:
     while data := os.read(descriptor, _NEXT_READ):
         chunks.append(data)
         total += len(data)
-        if total > _MAX_FILE_BYTES:
+        if total > max_bytes:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     return b"".join(chunks)
 

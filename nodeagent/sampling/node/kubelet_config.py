@@ -38,6 +38,8 @@ _MOUNT: Final = "; in a container mount it read-only, as examples/kubelet does"
 """Behind the refusal of a file whose directory is missing."""
 _RELATIVE: Final = "; below the kubelet's working directory, which needs CAP_SYS_PTRACE: give it an absolute path"
 MAX_DROP_INS: Final = 64
+MAX_FILE_BYTES: Final = 1 << 20
+"""The name of a file may come from an annotation of the Node."""
 _RECORDED: Final = "/kubelet/configz.json"
 _HIDDEN: Final = (
     f"k3s hides its command line, and the annotation {k3s.NODE_ARGS} of its Node, which has the same arguments, was "
@@ -219,7 +221,7 @@ def _is_kubeconfig(text: str) -> bool:
 def _read(host: Host, path: str) -> tuple[str, str]:
     """(content, why it cannot be read). One of both is empty."""
     try:
-        text = host.text(path)
+        text = host.read(path, max_bytes=MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
     except Unreadable as error:
         return "", str(error)
     return (text, "") if text.strip() else ("", f"{path}: it is empty")

@@ -84,6 +84,12 @@ def test_what_a_running_kubelet_answers_is_read_like_its_file() -> None:
     assert (settings.thresholds, settings.cgroup_driver) == ((), "systemd")
 
 
+def test_the_number_of_problems_is_bounded() -> None:
+    settings = kubelet.read_settings("", flags=["--eviction-hard", ",".join(f"a{n}" for n in range(1000))])
+    assert len(settings.problems) == kubelet.MAX_PROBLEMS + 1
+    assert settings.problems[-1] == "and 980 more problems"
+
+
 def test_a_flag_replaces_the_map_of_the_file_as_a_whole() -> None:
     flags = [
         "/usr/bin/kubelet",

@@ -68,6 +68,7 @@ def test_resource_versions_are_compared_as_numbers_if_they_are_numbers() -> None
         ('{"a": 1}', 0),
         ("[1]", 0),
         ("[" * 5000, 0),
+        (json.dumps(["server", "--kubelet-arg", "eviction-hard=" + "a," * 20_000]), 0),
     ],
 )
 def test_the_arguments_of_k3s_are_in_an_annotation_and_a_bad_one_hides_no_node(annotation: str, arguments: int) -> None:

@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -241,10 +241,10 @@ class _RecordingHost(Host):
         super().__init__("/")
         self.files: list[str] = []
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, **options: Any) -> bytes:
         if path.startswith("/proc/") and path.split("/")[2].isdigit() and path.split("/")[2] != "1":
             self.files.append(path)
-        return super().read(path)
+        return super().read(path, **options)
 
 
 def test_the_first_process_of_a_container_is_read_again_only_while_it_is_young(kubelet: KubeletCgroups) -> None:
@@ -342,11 +342,11 @@ class _Removing(Host):
         self._before, self._action = before, action
         self.happened = False
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, **options: Any) -> bytes:
         if path.endswith(self._before) and not self.happened:
             self.happened = True
             self._action()
-        return super().read(path)
+        return super().read(path, **options)
 
 
 def test_a_cgroup_removed_while_it_is_read_is_not_in_the_sample(kubelet: KubeletCgroups) -> None:

@@ -1,6 +1,7 @@
 """Forks count for the pods of their parents, with few reads."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,9 +41,9 @@ class Counting(Host):
 
     reads = 0
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, **options: Any) -> bytes:
         self.reads += 1
-        return super().read(path)
+        return super().read(path, **options)
 
 
 def test_a_bomb_of_a_thousand_parents_costs_a_few_reads_and_counts_for_the_pod_of_the_latest(tmp_path: Path) -> None:
