@@ -285,7 +285,12 @@ class Executor:
             return
         self._decision_log.log_reclaim_orders(plan, acts=self._acts)
         saved = self._store.save(now=plan.made_at, urgent=True)
-        pod_cgroups = frozenset(view.usage.cgroup_uid for view in snapshot.pods if view.usage is not None)
+        # With what the API server lists: if the cgroups could not be listed, those of an earlier sample are here.
+        pod_cgroups = frozenset(
+            view.usage.cgroup_uid if view.usage is not None else view.pod.cgroup_uid
+            for view in snapshot.pods
+            if view.usage is not None or not view.pod.finished
+        )
         for order in plan.reclaims:
             if not self._acts:
                 self._apply_reclaims([self._reclaim_outcome(plan, order, ReclaimResult.DRY_RUN)])

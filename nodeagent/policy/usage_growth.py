@@ -42,8 +42,7 @@ class GrowthSample(NamedTuple):
 
     at: float
     memory: Mapping[str, int]
-    processes: Mapping[str, int]
-    """PIDs. Another name would make every saved state one of another shape."""
+    pids: Mapping[str, int]
 
 
 class InodeCount(NamedTuple):
@@ -73,21 +72,21 @@ def record_sample(state: GrowthState, snapshot: NodeSnapshot, *, swap_limit: int
     if newer is not None and 0 <= taken_at - newer.at < SAMPLE_DISTANCE_S:
         return state
     memory: dict[str, int] = {}
-    processes: dict[str, int] = {}
+    pids: dict[str, int] = {}
     inodes: dict[str, tuple[InodeCount, ...]] = {}
     for _, usage in snapshot.pods:
         if usage is None:
             continue
-        uid, working_set, pids = usage.cgroup_uid, usage.memory_working_set, pod_usage.pids(usage)
+        uid, working_set, count = usage.cgroup_uid, usage.memory_working_set, pod_usage.pids(usage)
         if type(working_set) is int and working_set >= 0:
             memory[uid] = working_set + pod_usage.swap_usage(usage, limit=swap_limit)
-        if pids is not None:
-            processes[uid] = pids
+        if count is not None:
+            pids[uid] = count
         if usage.disk_usage_quality is not None and (counts := _with_walk(state.inodes.get(uid, ()), usage)):
             inodes[uid] = counts
     if newer is not None and not newer.at < taken_at:  # the clock of another boot
         newer = None
-    return GrowthState(newer, GrowthSample(taken_at, memory, processes), inodes)
+    return GrowthState(newer, GrowthSample(taken_at, memory, pids), inodes)
 
 
 def _with_walk(kept: tuple[InodeCount, ...], usage: PodUsage) -> tuple[InodeCount, ...]:
@@ -168,7 +167,7 @@ def _usable_samples(state: GrowthState, *, at: float) -> list[GrowthSample]:
 
 
 def _amounts(sample: GrowthSample, signal: Signal) -> Mapping[str, int]:
-    return sample.processes if signal is Signal.PID else sample.memory
+    return sample.pids if signal is Signal.PID else sample.memory
 
 
 def _no_growth(_usage: PodUsage | None, _used: int | None) -> float:

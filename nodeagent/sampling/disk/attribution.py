@@ -200,6 +200,7 @@ class PodDiskMeter:
             )
             if before is not None and usable:
                 usages[path] = before
+                self.complete = False
             elif now is not None and ended:
                 self._complete_usages[path] = now
 
