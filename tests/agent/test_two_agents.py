@@ -36,6 +36,14 @@ def eat(kubepods: Kubepods) -> None:
         kubepods.eat(uid, 70, to_the_end=False)
 
 
+def grow_others(kubepods: Kubepods, api: ApiServer) -> None:
+    """Then the release of the evicted pods, which do not end, no longer covers what is missing, and they are not the
+    largest: after their time, no other pod would be evicted in place of such a one."""
+    evicted = {request.path.split("/")[-2] for request in api.sent("POST", "/eviction")}
+    for uid in [uid for uid, name in HOGS.items() if name not in evicted]:
+        kubepods.eat(uid, 20, to_the_end=False)
+
+
 def watches(agent: Run) -> bool:
     return any("another agent acts on this node" in str(line) for line in agent.events())
 
@@ -51,10 +59,7 @@ def test_two_agents_evict_no_more_than_one_and_the_second_takes_over(
         assert not (tmp_path / "other").exists(), "it keeps nothing"
     eat(kubepods)
     until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions of the first")
-    # A pod that was evicted and has not ended may not be the largest: after its time, no other is evicted in its place.
-    evicted = {request.path.split("/")[-2] for request in api.sent("POST", "/eviction")}
-    for uid in [uid for uid, name in HOGS.items() if name not in evicted]:
-        kubepods.eat(uid, 10, to_the_end=False)
+    grow_others(kubepods, api)
     until(lambda: second.logged("would evict"), "a decision of the second agent")
     refused = len(second.logged("not evicting"))
     first.kill()
@@ -113,6 +118,7 @@ def test_a_dry_run_stops_no_agent_from_acting_and_does_not_start_to_act_beside_i
         acting = run(**shared)
         eat(kubepods)
         until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions")
+        grow_others(kubepods, api)
         configuration(tmp_path / "other", kubepods, **shared)
         dry_run.process.send_signal(signal.SIGHUP)
         until(lambda: "another agent acts on this node" in str(refusals(dry_run)), "the refusal")
