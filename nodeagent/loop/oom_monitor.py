@@ -116,7 +116,7 @@ class OomMonitor:
         """When the cgroups were last read."""
         self._parser = OomLogParser()
         self._ooms: dict[OomPlace, tuple[OomEvents, float]] = {}
-        """Limits that were reached, without a kill so far."""
+        """Limits that were reached, without a kill so far or with those of a group, which may not be all."""
         self._lines: list[tuple[LoggedKill, float]] = []
         """Log lines without a counted kill so far."""
         self._samples: deque[MemorySample] = deque(maxlen=MAX_SAMPLES)
@@ -226,7 +226,8 @@ class OomMonitor:
     def _store_ooms(self, counts: tuple[OomCount, ...], now: float) -> None:
         self._ooms = {place: each for place, each in self._ooms.items() if now - each[1] < SETTLE_S}
         for count in counts:
-            if count.own.ooms and not count.own.kills:
+            # The kernel kills the processes of a group (memory.oom.group) one by one: the next reading may have more.
+            if count.own.ooms and (not count.own.kills or count.own.group_kills):
                 self._ooms[count.place] = (count.own, now)
 
     def _report(self, new: int, node: NodeSnapshot, *, before: float, while_down: bool = False) -> None:

@@ -222,7 +222,7 @@ def rules_of(api: "ApiServer", user: str, namespace: str) -> list[tuple[Json, Js
 
 
 def _user_of(subject: Json) -> str:
-    """Whom a subject names (appliesToUser): a service account by its namespace and name, or a user. No groups here."""
+    """The account that a subject names (appliesToUser): a service account or a user; no groups here."""
     return f"{ACCOUNT_USER}{subject['namespace']}:{subject['name']}" if "namespace" in subject else subject["name"]
 
 

@@ -117,7 +117,7 @@ class Scene:
         self.kills = kills
         (self.root / "proc/vmstat").write_text(f"nr_free_pages 1\noom_kill {kills}\nnr_x 3\n")
 
-    def kill(self, path: Path, *, kills: int = 1, ooms: int = 0, counted: bool = True) -> None:
+    def kill(self, path: Path, *, kills: int = 1, ooms: int = 0, groups: int = 0, counted: bool = True) -> None:
         """As the kernel counts it."""
         top = self.root / "sys/fs/cgroup"
         for each in [path, *[parent for parent in path.parents if top in parent.parents]]:
@@ -125,6 +125,7 @@ class Scene:
                 if file == "memory.events" or each == path:
                     self.counts[each, file][0] += ooms
                     self.counts[each, file][1] += kills
+                    self.counts[each, file][2] += groups
             self._write(each)
         if counted:
             self.vmstat(self.kills + kills)
@@ -392,6 +393,16 @@ def test_a_lost_race_that_goes_on_repeats_no_sample(scene: Scene) -> None:
     deficits = [report.race.deficit for report in scene.session.reports if report.race is not None]
     assert len(deficits) == len(scene.session.reports)
     assert None not in deficits
+
+
+def test_kills_of_a_group_that_are_counted_later_have_its_limit(scene: Scene) -> None:
+    scene.sync(full=True)
+    scene.kill(scene.container, kills=2, ooms=1, groups=1)
+    scene.sync()
+    scene.kill(scene.container)
+    scene.sync()
+    kills = [(kill.number, kill.cause) for each in scene.session.reports for kill in each.kills]
+    assert kills == [(2, OomCause.CONTAINER_LIMIT), (1, OomCause.CONTAINER_LIMIT)]
 
 
 def test_a_limit_that_was_reached_explains_one_kill(scene: Scene) -> None:
