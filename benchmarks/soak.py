@@ -123,7 +123,7 @@ def take_reading(world: World, group: Path | None) -> Reading:
     gc.collect()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     state = world.state / assembly.STATE_FILE
-    # A snapshot file in the making is there beside the finished ones, until they make room for it.
+    # A snapshot file that is being written is beside the finished ones until the oldest of them is removed.
     files = [path for path in world.state.rglob("*") if path.is_file() and path.suffix != ".partial"]
     return Reading(
         world.done.samples,

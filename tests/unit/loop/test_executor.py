@@ -16,7 +16,7 @@ from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import NoCluster
 from nodeagent.config import load
 from nodeagent.config.config_file import ConfigFile
-from nodeagent.config.schema import BeforeEvictionHook, BrakeMode, HooksConfig, Mode
+from nodeagent.config.schema import BeforeEvictionHook, BrakeMode, HooksConfig, Mode, ReclaimAction, ReclaimKind
 from nodeagent.kube.pod_watch import PodsView
 from nodeagent.loop.components import Components
 from nodeagent.loop.executor import GROWTH_CAP_S, RECHECK_VALID_S, Executor
@@ -34,6 +34,7 @@ from nodeagent.model import (
     Plan,
     Pod,
     PodSource,
+    PodView,
     QOSClass,
     RankedPod,
     ReclaimOrder,
@@ -209,6 +210,35 @@ def test_page_cache_is_reclaimed_of_the_ordered_pods_and_in_a_dry_run_of_none(sc
     assert ended.result is (ReclaimResult.STOPPED if acts else ReclaimResult.DRY_RUN)
     assert written.read_text() == (f"{4 * MIB} swappiness=0" if acts else "")
     assert ("reclaimed 4Mi of page cache: default/web 4Mi" in ended.message) is acts
+
+
+@pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
+def test_the_logs_of_a_pod_that_the_api_server_lists_as_running_are_kept(scene: Scene, tmp_path: Path) -> None:
+    """Its cgroup may be missing, because the cgroups could not be listed since it began."""
+    config = scene.components.config
+    action = ReclaimAction("logs", kind=ReclaimKind.CONTAINER_LOGS)
+    config = config._replace(reclaim=config.reclaim._replace(actions=(action,)))
+    scene.components = scene.components._replace(loaded=scene.components.loaded._replace(config=config))
+    new = Pod("new", "new", "default", "new", PodSource.API, QOSClass.BURSTABLE)
+    logs = {uid: tmp_path / f"var/log/pods/default_{uid}_{uid}/main" for uid in (POD.cgroup_uid, new.uid, "ended")}
+    for directory in logs.values():
+        directory.mkdir(parents=True)
+        for name in ("0.log", "0.log.20261126-060000"):
+            (directory / name).write_text("x")
+    snapshot = scene.components.sampler.sample(None, None)
+    snapshot = snapshot._replace(pods=(*snapshot.pods, PodView(new, None)))
+    now = snapshot.taken_at
+    order = ReclaimOrder("logs", Signal.NODEFS, Tier.HARD, MIB, MIB, until=now + 30)
+    run = reclaim.ReclaimRun("plan-1", Signal.NODEFS, now, order.until, order.available)
+    scene.store.apply(lambda state: state._replace(reclaims=reclaim.ReclaimState({order.name: run})))
+    scene.executor.start_reclaim(scene.plan()._replace(made_at=now, victims=(), reclaims=(order,)), snapshot)
+    give_up = time.monotonic() + 20
+    while scene.store.policy_state.reclaims.runs[order.name].ended_at is None:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+        scene.executor.apply_outcomes()
+    left = {uid for uid, directory in logs.items() if len(list(directory.iterdir())) == 2}
+    assert left == {POD.cgroup_uid, "new"}
 
 
 class Answering(NoCluster):

@@ -35,8 +35,12 @@ def test_a_walk_that_cannot_read_a_part_does_not_replace_a_larger_complete_usage
         return pod_meter.measure([pod("u1")], until=time.monotonic() + 60)["u1"].disk.volumes_bytes
 
     whole = measure_now()
+    found_whole = pod_meter.complete
     with few_descriptors(20):
         assert measure_now() == whole
+        found_partial = pod_meter.complete
+    assert (found_whole, found_partial) == (True, False), "a number comes from an earlier measurement"
+    with few_descriptors(20):
         partial = measure(tmp_path, pod("u1"))["u1"]
     assert partial.disk.volumes_bytes is not None
     assert whole is not None
