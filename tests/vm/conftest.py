@@ -1,8 +1,10 @@
 """Two machines for the whole suite, an older and a newer one, with the project as docs/bare-metal.md installs it."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,33 +43,77 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-def as_node(machine: Machine, wheel: Path) -> Machine:
-    """The machine with the directories of a kubelet and a runtime, and the project from its wheel."""
+def as_node(machine: Machine, wheel: Path) -> None:
+    """Gives the machine the directories of a kubelet and a runtime, and the project from its wheel."""
     machine.copy(wheel, "/run/vm")
     machine.run(f"/opt/nodeagent/bin/pip install --quiet --no-index --no-deps /run/vm/{wheel.name}", timeout_s=180)
     machine.copy(Path(REPOSITORY / "systemd"), "/run/vm")
     machine.run("mkdir -p /var/lib/kubelet /var/log/pods")
-    return machine
+
+
+class Kept:
+    """A machine that the modules of a session share. One that answers no more is replaced before the next module, so
+    that what ended it fails the tests of its own module only."""
+
+    def __init__(self, suite: Suite, directory: Path) -> None:
+        self._suite, self._directory = suite, directory
+        self._running = contextlib.ExitStack()
+        self._machine: Machine | None = None
+        self._is_node = False
+
+    def booted(self) -> Machine:
+        """The machine, at first as it has booted."""
+        if self._machine is not None and not self._machine.answers():
+            print(f"replaced: a machine that answered no more\n{self._machine.console()[-4000:]}", file=sys.stderr)
+            self.stop()
+        if self._machine is None:
+            directory = Path(tempfile.mkdtemp(dir=self._directory))
+            self._machine = self._running.enter_context(booted(image_of(self._suite), directory))
+        return self._machine
+
+    def node(self, wheel: Path) -> Machine:
+        """The machine as a node."""
+        machine = self.booted()
+        if not self._is_node:
+            as_node(machine, wheel)
+            self._is_node = True
+        return machine
+
+    def stop(self) -> None:
+        self._running.close()
+        self._machine, self._is_node = None, False
 
 
 @pytest.fixture(scope="session")
-def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    kept = Kept(OLDER, tmp_path_factory.mktemp("vm"))
+    yield kept
+    kept.stop()
+
+
+@pytest.fixture(scope="session")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    kept = Kept(NEWER, tmp_path_factory.mktemp("vm"))
+    yield kept
+    kept.stop()
+
+
+@pytest.fixture(scope="module")
+def bare_machine(older: Kept) -> Machine:
     """The machine of nearly all tests, as it has booted."""
-    with booted(image_of(OLDER), tmp_path_factory.mktemp("vm")) as machine:
-        yield machine
+    return older.booted()
 
 
-@pytest.fixture(scope="session")
-def machine(bare_machine: Machine, wheel: Path) -> Machine:
+@pytest.fixture(scope="module")
+def machine(older: Kept, wheel: Path) -> Machine:
     """The machine of nearly all tests, as a node."""
-    return as_node(bare_machine, wheel)
+    return older.node(wheel)
 
 
-@pytest.fixture(scope="session")
-def newer_machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[Machine]:
+@pytest.fixture(scope="module")
+def newer_machine(newer: Kept, wheel: Path) -> Machine:
     """A node with a newer kernel, systemd and Python."""
-    with booted(image_of(NEWER), tmp_path_factory.mktemp("vm")) as machine:
-        yield as_node(machine, wheel)
+    return newer.node(wheel)
 
 
 @pytest.fixture(scope="session")

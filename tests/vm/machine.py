@@ -35,6 +35,7 @@ BOOT_TIMEOUT_S: Final = 400.0
 """A boot took 13 s on an idle host with two cores; the rest is for a busy one."""
 BOOTS: Final = 3
 COMMAND_TIMEOUT_S: Final = 180.0
+ANSWER_TIMEOUT_S: Final = 60.0
 LOGGED_WITHIN_S: Final = 180.0
 _KERNEL_ARGUMENTS: Final = (
     "root=/dev/vda rw console=ttyS0 quiet psi=1 systemd.unified_cgroup_hierarchy=1 net.ifnames=0 mitigations=off "
@@ -152,6 +153,13 @@ class Machine:
             msg = f"{line}: status {done.returncode}\n{done.stdout}{done.stderr}"
             raise CommandFailedError(msg)
         return done
+
+    def answers(self) -> bool:
+        """Whether a command still runs in it, within a minute."""
+        try:
+            return self.run("true", check=False, timeout_s=ANSWER_TIMEOUT_S).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
 
     def start(self, command: str) -> subprocess.Popen[str]:
         """Starts a shell command that is talked to through its stdin and stdout, both line-buffered text."""
