@@ -20,10 +20,10 @@ kubelet; with --ignore-sigterm it does not, as the first process of a container 
 A run is lost if the OOM killer acted or if anything but the growing pod ended. For each speed and contender the table
 has the lost runs; the lowest MemAvailable of all runs as a share of the limit; medians of the time from the crossing to
 the recovery, and of the stall (PSI) in that time, with the longest in brackets; and the actual speed of the last 100
-MiB before the limit. A run in which the pods could not be started, for example because a contender killed the growing
-one before its ramp, is named above the table. The node's full stall includes that of the growing pod itself, also while
-a brake throttles it; the system's is that of any process of system.slice. Nothing is asserted, because the machine is
-emulated; the order of the contenders is the result.
+MiB before the limit. A run in which a contender killed the growing process before its ramp or above the limit is named
+above the table. The node's full stall includes that of the growing pod itself, also while a brake throttles it; the
+system's is that of any process of system.slice. Nothing is asserted, because the machine is emulated; the order of the
+contenders is the result.
 """
 
 import argparse
@@ -145,6 +145,9 @@ def measure(
             except CommandFailedError as error:
                 print(f"{_name(ramp.mib_per_s)} {name}: no ramp in one run: {str(error).splitlines()[-1][-200:]}")
                 print(log(), file=sys.stderr)
+                continue
+            if result.mib_per_s is None:
+                print(f"{_name(ramp.mib_per_s)} {name}: the growing process ended above the limit in one run")
                 continue
             result = result._replace(log=log() if lost(result) else "")
         results.append((ramp.mib_per_s, name, result))
