@@ -66,7 +66,7 @@ class LeanReader:
                     raise FormatError("no change of this version")
             except self._errors as error:
                 raise FormatError(f"has an entry that cannot be read: {error}") from error
-            except (TypeError, IndexError) as error:
+            except (TypeError, LookupError) as error:
                 raise FormatError("the first one is not whole") from error
             if index == 0 and type(change) is not list:
                 raise FormatError("the first one is not whole")
