@@ -3,10 +3,10 @@
     python -m benchmarks [--quick] [--runs N] [--only NAME...] [--json FILE]
     python -m benchmarks --list
 
-A full run takes hours, most of them for the ramps in virtual machines; --quick takes less than five minutes and leaves
-out what takes minutes alone. Progress is on stderr. FILE is written again after each benchmark, so that a run that is
-ended early keeps what it has. A benchmark that cannot run here is in the table with the reason. One that fails stops no
-other one, and the exit code is then 1.
+A full run takes about three hours, most of them for the ramps in virtual machines and the fleet; --quick takes less
+than five minutes and leaves out what takes minutes alone. Progress is on stderr. FILE is written again after each
+benchmark, so that a run that is ended early keeps what it has. A benchmark that cannot run here is in the table with
+the reason. One that fails stops no other one, and the exit code is then 1.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """API requests of a fleet: `python -m benchmarks.fleet [nodes [part of a scenario's name]]`.
 
-The default is 5,000 nodes, which takes one to seven minutes for each scenario and half an hour in all.
+The default is 5,000 nodes, which takes one to seven minutes for each of the eleven scenarios.
 
 First, one real node (`benchmarks.fleet_traffic`): its start, an hour of calm, one eviction. Then a simulation of the
 fleet. In most scenarios memory falls below the soft threshold on every node within the same second, as after a faulty

@@ -45,7 +45,7 @@ BENCHMARKS: Final = (
     Benchmark(
         "soak", "what grows in the whole agent", Need.NOTHING, ("--part", "0.002"), ("--minutes", "25"), once=True
     ),
-    Benchmark("fleet", "requests of 5,000 agents", Need.NOTHING, None),
+    Benchmark("fleet", "requests of 5,000 agents", Need.NOTHING, None, once=True),
     Benchmark("own_limits", "one reading of the own limits of pods", Need.CGROUPS, ("110",), ("110", "500")),
     Benchmark(
         "agent",

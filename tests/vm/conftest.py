@@ -61,7 +61,7 @@ class Kept:
         self._machine: Machine | None = None
         self._is_node = False
 
-    def booted(self) -> Machine:
+    def machine(self) -> Machine:
         """The machine, at first as it has booted."""
         if self._machine is not None and not self._machine.answers():
             print(f"replaced: a machine that answered no more\n{self._machine.console()[-4000:]}", file=sys.stderr)
@@ -73,7 +73,7 @@ class Kept:
 
     def node(self, wheel: Path) -> Machine:
         """The machine as a node."""
-        machine = self.booted()
+        machine = self.machine()
         if not self._is_node:
             as_node(machine, wheel)
             self._is_node = True
@@ -101,7 +101,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
 @pytest.fixture(scope="module")
 def bare_machine(older: Kept) -> Machine:
     """The machine of nearly all tests, as it has booted."""
-    return older.booted()
+    return older.machine()
 
 
 @pytest.fixture(scope="module")
