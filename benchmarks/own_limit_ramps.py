@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import ramps
+from benchmarks import contenders
 from tests.fake_kube import ApiServer
 from tests.vm import own_limit_ramps
 from tests.vm.image import image, why_not
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         booted(image(), Path(scratch)) as machine,
     ):
         kubeconfig = api.kubeconfig(Path(scratch) / "kubeconfig").read_text(encoding="utf-8")
-        ramps.install(machine, Path(scratch))
+        contenders.install(machine, Path(scratch))
         node = Node(machine, api, kubeconfig)
         ends_at = time.monotonic() + 60 * options.minutes
         node.start_agent(**own_limit_ramps.CONFIGURATION)

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import ramps
+from benchmarks import contenders
 from tests.fake_kube import ApiServer
 from tests.vm import streams
 from tests.vm.image import image, why_not
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         booted(image(), Path(scratch)) as machine,
     ):
         kubeconfig = api.kubeconfig(Path(scratch) / "kubeconfig").read_text(encoding="utf-8")
-        ramps.install(machine, Path(scratch))
+        contenders.install(machine, Path(scratch))
         node = Node(machine, api, kubeconfig)
         node.start_agent(**streams.CONFIGURATION)
         measure(node, "beside nodeagent", options.runs)

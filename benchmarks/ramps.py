@@ -27,45 +27,35 @@ contenders is the result.
 """
 
 import argparse
-import contextlib
 import functools
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
+from benchmarks import contenders
+from benchmarks.contenders import HARD_MIB, Running
 from tests.fake_kube import ApiServer
-from tests.support.paths import REPOSITORY
 from tests.vm import agent_container
 from tests.vm.agent_container import AgentContainer
 from tests.vm.image import image, why_not
-from tests.vm.machine import CommandFailedError, Machine, booted
+from tests.vm.machine import CommandFailedError, booted
 from tests.vm.ramps import MIB, NODE, Node, Ramp, Result
 
-HARD_MIB: Final = 200
 SOFT_MIB: Final = 300
-"""The built-in thresholds in this machine."""
+"""The built-in thresholds in this machine are this one and `contenders.HARD_MIB`."""
 FULL: Final = 4096
 """MiB a second: more than the machine can touch."""
 LEAVE_MIB: Final = {10: 330, 25: 360, 50: 420, 100: 600, FULL: 1200}
 """MemAvailable before the start: shortly above the soft threshold, and a second of the ramp above the hard one."""
 SPEEDS: Final = tuple(LEAVE_MIB)
-EARLYOOM: Final = f"earlyoom -M {HARD_MIB * 1024},{HARD_MIB * 512} -r 0"
-EARLY_OOMD: Final = "[OOM]\nDefaultMemoryPressureLimit=5%\nDefaultMemoryPressureDurationSec=1s\n"
 TERM_S: Final = 0.3
-PODS_SLICE: Final = "kubepods.slice"
 CONTENDERS: Final = ("unit", "container", "brake", "earlyoom", "oomd", "oomd-early")
-
-Running = Callable[[Node], contextlib.AbstractContextManager[Callable[[], str]]]
-"""Runs a contender for as long as the context lasts, which returns its log."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,18 +76,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         booted(image(), Path(scratch)) as machine,
     ):
         kubeconfig = api.kubeconfig(Path(scratch) / "kubeconfig").read_text(encoding="utf-8")
-        install(machine, Path(scratch))
-        contenders: dict[str, Running] = {
-            "unit": _unit,
-            "brake": _brake,
-            "earlyoom": _earlyoom,
-            "oomd": _oomd,
-            "oomd-early": functools.partial(_oomd, configuration=EARLY_OOMD),
+        contenders.install(machine, Path(scratch))
+        running: dict[str, Running] = {
+            "unit": contenders.unit,
+            "brake": contenders.brake,
+            "earlyoom": contenders.earlyoom,
+            "oomd": contenders.oomd,
+            "oomd-early": functools.partial(contenders.oomd, configuration=contenders.EARLY_OOMD),
         }
         if "container" in options.contenders:
             built = agent_container.install_image(machine, Path(tempfile.mkdtemp(dir=scratch)))
             agent = AgentContainer(machine, built, api, kubeconfig, node=NODE)
-            contenders["container"] = functools.partial(_container, agent=agent)
+            running["container"] = functools.partial(contenders.container, agent=agent)
         node = Node(machine, api, kubeconfig)
         node.allow_brake(False)
         node.term_s = TERM_S
@@ -107,39 +97,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         results: list[tuple[int, str, Result]] = []
         try:
-            measure(node, {name: contenders[name] for name in options.contenders}, ramps, options, results)
+            measure(node, {name: running[name] for name in options.contenders}, ramps, options, results)
         finally:
             print_table(results)
         node.close()
     return 0
 
 
-def install(machine: Machine, scratch: Path) -> None:
-    """Install the project from its wheel, as in tests/vm."""
-    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={scratch}", str(REPOSITORY)]
-    subprocess.run(wheel, check=True)
-    [built] = scratch.glob("*.whl")
-    machine.copy(built, "/run/vm")
-    machine.run(f"/opt/nodeagent/bin/pip install --quiet --no-index --no-deps /run/vm/{built.name}", timeout_s=180)
-    machine.copy(REPOSITORY / "systemd", "/run/vm")
-    machine.run("mkdir -p /var/lib/kubelet /var/log/pods")
-
-
 def measure(
     node: Node,
-    contenders: dict[str, Running],
+    running: dict[str, Running],
     ramps: Sequence[Ramp],
     options: argparse.Namespace,
     results: list[tuple[int, str, Result]],
 ) -> None:
     """Run all contenders in turns on each ramp, one run of everything before the next one, and add what came of it."""
     ends_at = time.monotonic() + 60 * options.minutes
-    for run, ramp, name in itertools.product(range(options.runs), ramps, contenders):
+    for run, ramp, name in itertools.product(range(options.runs), ramps, running):
         if time.monotonic() > ends_at:
             print(f"stopped after {options.minutes:g} min", file=sys.stderr)
             break
         began = time.monotonic()
-        with contenders[name](node) as log:
+        with running[name](node) as log:
             try:
                 result = node.ramp(ramp, agent=False)
             except CommandFailedError as error:
@@ -205,69 +184,6 @@ def _name(speed: int) -> str:
 def _as_json(speed: int, contender: str, result: Result) -> dict[str, Any]:
     values = {key: sorted(value) if key == "alive" else value for key, value in result._asdict().items()}
     return {"speed": _name(speed), "contender": contender, "lost": lost(result), "limit": HARD_MIB * MIB, **values}
-
-
-# --- contenders ------------------------------------------------------------------------------------------------------
-
-
-def _journal(node: Node, unit: str) -> str:
-    return node.machine.run(f"journalctl --output=cat --lines=40 --unit={unit}").stdout
-
-
-@contextlib.contextmanager
-def _unit(node: Node, **changes: Any) -> Iterator[Callable[[], str]]:
-    text = (REPOSITORY / "systemd" / "config.yaml").read_text(encoding="utf-8")
-    node.start_configured(yaml.safe_dump({**yaml.safe_load(text), **changes}) if changes else text)
-    try:
-        yield node.log
-    finally:
-        node.stop_agent()
-
-
-@contextlib.contextmanager
-def _brake(node: Node) -> Iterator[Callable[[], str]]:
-    node.allow_brake(True)
-    try:
-        with _unit(node, escalation={"brake": "throttle"}) as log:
-            yield log
-    finally:
-        node.allow_brake(False)
-
-
-@contextlib.contextmanager
-def _container(node: Node, agent: AgentContainer) -> Iterator[Callable[[], str]]:
-    agent.start()
-    try:
-        assert node.api.wait_for(node.published, 120), agent.log()
-        yield agent.log
-    finally:
-        agent.stop()
-        agent.close()
-
-
-@contextlib.contextmanager
-def _earlyoom(node: Node) -> Iterator[Callable[[], str]]:
-    node.machine.run(f"systemd-run --quiet --unit=rival --property=Nice=-20 --property=OOMScoreAdjust=-999 {EARLYOOM}")
-    try:
-        yield functools.partial(_journal, node, "rival.service")
-    finally:
-        node.machine.run("systemctl stop rival")
-
-
-@contextlib.contextmanager
-def _oomd(node: Node, configuration: str = "") -> Iterator[Callable[[], str]]:
-    node.machine.write("/etc/systemd/oomd.conf.d/benchmark.conf", configuration)
-    node.machine.run(
-        f"systemctl set-property --runtime {PODS_SLICE} ManagedOOMMemoryPressure=kill && "
-        "systemctl start systemd-oomd.service"
-    )
-    try:
-        yield functools.partial(_journal, node, "systemd-oomd.service")
-    finally:
-        node.machine.run(
-            f"systemctl stop systemd-oomd.socket systemd-oomd.service; "
-            f"systemctl set-property --runtime {PODS_SLICE} ManagedOOMMemoryPressure=auto"
-        )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks import ramps
+from benchmarks import contenders, ramps
 from benchmarks.ramps import TERM_S
 from nodeagent.analysis import incident as played
 from nodeagent.records import flight_recorder, recording
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         booted(image(), Path(scratch)) as machine,
     ):
         kubeconfig = api.kubeconfig(Path(scratch) / "kubeconfig").read_text(encoding="utf-8")
-        ramps.install(machine, Path(scratch))
+        contenders.install(machine, Path(scratch))
         node = Node(machine, api, kubeconfig)
         node.allow_brake(False)
         node.term_s = TERM_S
@@ -171,7 +171,7 @@ def run(node: Node, *, at_least_s: float = 0.0, age_s: float = 0.0) -> dict[str,
         kubelet = Kubelet(node, growing)
         try:
             kubelet.wait_for_sync()
-            node.observer.watch(hard_mib=ramps.HARD_MIB, soft_mib=ramps.SOFT_MIB)
+            node.observer.watch(hard_mib=contenders.HARD_MIB, soft_mib=ramps.SOFT_MIB)
             kubelet.wait_for_sync()
             time.sleep(AFTER_SYNC_S)
             clocks = "cut -d' ' -f1 /proc/uptime; date +%s.%N"

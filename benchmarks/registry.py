@@ -74,6 +74,7 @@ BENCHMARKS: Final = (
 """In the order in which they run."""
 OTHER_MODULES: Final = {
     "__main__": "the command",
+    "contenders": "starts nodeagent and its peers, for benchmarks in the virtual machine",
     "registry": "this list",
     "runner": "runs the benchmarks",
     "fleet_traffic": "the requests of one node, for `fleet`",
