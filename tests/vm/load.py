@@ -4,18 +4,25 @@ Writes a line to the FIFO when it is as it was asked to be, and then stays so un
 begins with SIGUSR1, except `ramp`, which does not wait.
 """
 
+import _thread
 import ctypes
 import functools
 import mmap
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 MIB = 1 << 20
 CATCH_UP_S = 0.05
+DENIED_S = 0.05
+THREAD_STACK = 32 << 10
+"""A thread takes a tenth of the memory of a process of Python."""
+DEPLETE_AT_ONCE = 100
+"""Between two readings of what is left."""
 STEPS_PER_S = 100
 """A fast ramp grows in this many pieces a second: fewer than a MiB each are not worth a step under emulation."""
 
@@ -110,6 +117,58 @@ def litter(directory: str, per_second: int) -> None:
         due = wait(due + 1 / per_second)
 
 
+def deplete(what: str, directory: str, leave: int, per_second: int) -> None:
+    """Takes MiB or inodes of the directory's file system, or PIDs: at once until so many are left, and so many a second
+    from SIGUSR1 on. What it may not have, it asks for again."""
+    if what == "bytes" and (mebibytes := left(what, directory) - leave) > 0:
+        with open(f"{directory}/held", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, mebibytes * MIB)
+    if what == "pids" and os.fork() == 0:  # a child has the threads: each fork would copy what Python knows of them
+        threading.stack_size(THREAD_STACK)
+        while left(what, directory) > leave:
+            _thread.start_new_thread(_never.acquire, ())
+        _never.acquire()
+    while what == "pids" and left(what, directory) > leave:
+        time.sleep(DENIED_S)
+    made = 0
+    while left(what, directory) > leave:
+        for _ in range(min(DEPLETE_AT_ONCE, left(what, directory) - leave)):
+            made += take(what, directory, made)
+    ready(sys.argv[1])
+    signal.sigwait({signal.SIGUSR1})
+    due = time.monotonic()
+    while True:
+        made += take(what, directory, made)
+        due = wait(due + 1 / per_second)
+
+
+def left(what: str, directory: str) -> int:
+    """MiB, inodes or PIDs."""
+    if what == "pids":
+        limit = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
+        return limit - int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
+    numbers = os.statvfs(directory)
+    return numbers.f_ffree if what == "inodes" else numbers.f_bavail * numbers.f_frsize // MIB
+
+
+def take(what: str, directory: str, number: int) -> bool:
+    """One MiB, inode or PID. False: there was none."""
+    try:
+        if what == "bytes":
+            with open(f"{directory}/grows", "ab", buffering=0) as file:
+                file.write(_ONE_MIB)
+        elif what == "inodes":
+            os.close(os.open(f"{directory}/{number}", os.O_CREAT | os.O_WRONLY))
+        elif os.fork() == 0:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+            while True:
+                signal.pause()
+    except OSError:
+        time.sleep(DENIED_S)
+        return False
+    return True
+
+
 def read(path: str, times: int) -> None:
     """Reads a file so many times, from its beginning to its end."""
     for _ in range(times):
@@ -147,6 +206,9 @@ _memory.madvise(mmap.MADV_HUGEPAGE)
 _ADDRESS = ctypes.addressof(ctypes.c_char.from_buffer(_memory))
 _pieces: list[int] = []
 _noise: list[mmap.mmap] = []
+_ONE_MIB = bytes(MIB)
+_never = _thread.allocate_lock()
+_never.acquire()
 
 
 def main() -> None:
@@ -168,6 +230,8 @@ def main() -> None:
         later = functools.partial({"eat": touch, "breed": breed}[what], *numbers)
     elif what == "bomb":
         later = functools.partial(bomb, *numbers)
+    elif what == "deplete":
+        deplete(arguments[0], arguments[1], int(arguments[2]), int(arguments[3]))
     elif what == "stream":
         later = functools.partial(stream, arguments[0], *numbers)
     elif what in ("write", "litter", "read"):
