@@ -61,6 +61,7 @@ BENCHMARKS: Final = (
     Benchmark("forks", "the fork meter in a storm", Need.CGROUPS, ("5000",)),
     Benchmark("footprint", "the agent with the DaemonSet's resources", Need.CGROUPS, ("110",)),
     Benchmark("ramps", "memory ramps beside earlyoom and systemd-oomd", Need.VM, None, once=True),
+    Benchmark("shortages", "fillers of nodefs and a fork storm beside a kubelet", Need.VM, None, once=True),
     Benchmark("page_cache", "evictions by a kubelet for page cache", Need.VM, None, ("--runs", "5"), once=True),
     Benchmark(
         "own_limit_ramps",
