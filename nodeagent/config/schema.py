@@ -244,9 +244,11 @@ class RateLimits(NamedTuple):
     resize: TokenBucket = TokenBucket(4, 12.0)
     """Raises of memory limits (`ownLimit.resize`). Restoring a limit takes no token."""
     owner_backoff_s: Annotated[float, bounds.ANY_DURATION] = 60.0
-    """Time after an eviction before the next pod of the same owner is evicted; doubles with each eviction."""
+    """Time after an eviction before the next pod of the same owner is evicted; doubles with each eviction. Lengthened
+    by up to 25%, differently on each node."""
     owner_backoff_max_s: Annotated[float, bounds.ANY_DURATION] = 1800.0
-    """Longest owner back-off; it starts again at `ownerBackoff` after twice this time without an eviction."""
+    """Longest owner back-off, before it is lengthened; it starts again at `ownerBackoff` after twice this time without
+    an eviction."""
     namespaces: Annotated[Mapping[str, TokenBucket], bounds.NAMESPACE_KEY] = {}
     """Replace `namespace` for single namespaces. To evict no pod of one, protect it instead (`protection`): an empty
     bucket also delays the eviction of other pods."""

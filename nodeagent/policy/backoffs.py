@@ -39,11 +39,14 @@ BLOCKED: Final = frozenset({RefusalCode.BLOCKED_BY_PDB, RefusalCode.PDB_CONFLICT
 """Back-offs after a refusal by a PodDisruptionBudget: in the hard tier `onBlocked: delete` overrides them."""
 
 
-def back_off_owner(state: RateLimitState, owner: str, *, now: float, limits: RateLimits) -> RateLimitState:
-    """The state after an eviction: the owner's other pods back off for 1, 2, 4... times `owner_backoff_s`."""
+def back_off_owner(
+    state: RateLimitState, owner: str, plan_id: str, *, now: float, limits: RateLimits
+) -> RateLimitState:
+    """The state after an eviction: the owner's other pods back off for 1, 2, 4... times `owner_backoff_s`. The pods of
+    one owner may be evicted on many nodes at once, so its plan is what differs between nodes."""
     earlier = state.owners.get(owner)
     count = earlier.times + 1 if earlier and now - earlier.last <= 2 * limits.owner_backoff_max_s else 1
-    wait_s = doubled(limits.owner_backoff_s, count, limit=limits.owner_backoff_max_s)
+    wait_s = _jittered(doubled(limits.owner_backoff_s, count, limit=limits.owner_backoff_max_s), plan_id, count)
     evictions = "1 eviction" if count == 1 else f"{count} evictions in a row"
     why = f"owner back-off: {evictions}, next in {wait_s:.0f}s"
     return state._replace(

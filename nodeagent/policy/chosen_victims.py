@@ -126,7 +126,7 @@ def planned_eviction(
     owner, expected_s = rate_limits.owner_of(pod), chosen.grace_period_s
     if chosen.limit == own_limits.OWN_LIMIT:
         # A pod may have any grace; evictions for the node do not wait for more than they would give it.
-        owner, expected_s = own_limit_eviction.owner_key(pod), min(expected_s, config.eviction_max_pod_grace_period_s)
+        owner, expected_s = rate_limits.own_limit_owner_of(pod), min(expected_s, config.eviction_max_pod_grace_period_s)
         buckets = own_limit_eviction.BUCKETS
     elif chosen.method is Method.KILL:
         buckets = (rate_limits.LAST_RESORT,)

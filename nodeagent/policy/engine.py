@@ -108,7 +108,9 @@ def decide(
     runs = reclaim.advance(state.reclaims, snapshot, met=threshold_state.first_observed.keys(), now=now)
     limit_state = backoffs.pruned(state.rate_limits, now=now, limits=config.rate_limits)
     for entry in observed.confirmed:
-        limit_state = backoffs.back_off_owner(limit_state, entry.owner, now=now, limits=config.rate_limits)
+        limit_state = backoffs.back_off_owner(
+            limit_state, entry.owner, entry.plan_id, now=now, limits=config.rate_limits
+        )
     requests = eviction_request.advance(
         state.eviction_requests, observed.state, snapshot, healthy=healthy, now=now, config=config
     )

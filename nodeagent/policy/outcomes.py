@@ -134,7 +134,7 @@ def _apply(state: PolicyState, outcome: Outcome, *, now: float, config: Config) 
         limits = backoffs.undo_replacement(limits, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
     limits = _with_backoffs(limits, entry, outcome, rule, now=now)
     if rule.owner_backoff and entry.buckets:
-        limits = backoffs.back_off_owner(limits, entry.owner, now=now, limits=config.rate_limits)
+        limits = backoffs.back_off_owner(limits, entry.owner, entry.plan_id, now=now, limits=config.rate_limits)
     return state._replace(
         in_flight=in_flight.apply_outcome(state.in_flight, entry, rule.event, now=now), rate_limits=limits
     )

@@ -58,7 +58,7 @@ def select_near_limit(
     )
     if block is not None:
         return OwnLimitSelection((), limit_state, (block,))
-    leaving = {owner_key(view.pod): view.pod.key for view in snapshot.pods if view.pod.terminating}
+    leaving = {rate_limits.own_limit_owner_of(view.pod): view.pod.key for view in snapshot.pods if view.pod.terminating}
     leaving |= {entry.owner: entry.pod for entry in in_flight_state.entries if entry.limit == own_limits.OWN_LIMIT}
     entries = {entry.pod_uid: entry for entry in in_flight_state.entries}
     chosen: list[NearLimit] = []
@@ -70,7 +70,7 @@ def select_near_limit(
         refusal = _protection(each, snapshot, config=config)
         if refusal is None and pod.uid in entries:
             refusal = in_flight.already_in_flight(entries[pod.uid])
-        if refusal is None and (sibling := leaving.get(owner_key(pod))) is not None:
+        if refusal is None and (sibling := leaving.get(rate_limits.own_limit_owner_of(pod))) is not None:
             refusal = Refusal(RefusalCode.EVICTION_IN_FLIGHT, f"{sibling} of the same owner is leaving")
         refusal = refusal or _backoff(pod, limit_state, now=now)
         if refusal is None:
@@ -79,16 +79,11 @@ def select_near_limit(
                 refusal = taken
             else:
                 limit_state = taken
-                leaving[owner_key(pod)] = pod.key
+                leaving[rate_limits.own_limit_owner_of(pod)] = pod.key
                 chosen.append(each)
         if refusal is not None:
             refusals.append(Refusal(refusal.code, f"{pod.key} is near its {own_limits.OWN_LIMIT}: {refusal.message}"))
     return OwnLimitSelection(tuple(chosen), limit_state, tuple(refusals))
-
-
-def owner_key(pod: Pod) -> str:
-    """The owner in back-offs and evictions in flight: apart from those under pressure."""
-    return f"{rate_limits.OWN_LIMIT}/{rate_limits.owner_of(pod)}"
 
 
 def _urgency(near: NearLimit) -> tuple[float, str]:
@@ -114,6 +109,6 @@ def _backoff(pod: Pod, limit_state: RateLimitState, *, now: float) -> Refusal | 
     """A pod that was evicted for the node lately is a reason too: its owner is short of one already."""
     return (
         backoffs.remaining(limit_state.pods.get(pod.uid), now=now)
-        or backoffs.remaining(limit_state.owners.get(owner_key(pod)), now=now)
+        or backoffs.remaining(limit_state.owners.get(rate_limits.own_limit_owner_of(pod)), now=now)
         or backoffs.remaining(limit_state.owners.get(rate_limits.owner_of(pod)), now=now)
     )

@@ -93,6 +93,12 @@ def owner_of(pod: Pod) -> str:
     return pod.owner.uid if pod.owner is not None and pod.owner.uid else pod.uid
 
 
+def own_limit_owner_of(pod: Pod) -> str:
+    """The owner in back-offs and evictions in flight for a memory limit of the pod's own: apart from those under
+    pressure."""
+    return f"{OWN_LIMIT}/{owner_of(pod)}"
+
+
 def bucket_keys(pod: Pod, signal: str) -> tuple[str, ...]:
     """The buckets that evicting `pod` for `signal` (or for a limit of its own) takes a token from."""
     return (NODE, f"{NAMESPACE}/{pod.namespace}", f"{OWNER}/{owner_of(pod)}", f"{SIGNAL}/{signal}")

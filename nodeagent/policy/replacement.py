@@ -31,6 +31,7 @@ from nodeagent.model import (
     Tier,
     units,
 )
+from nodeagent.policy import rate_limits
 from nodeagent.policy.rate_limits import RateLimitState
 
 FRESH_S: Final = 30.0
@@ -133,8 +134,10 @@ def _is_read(pod: Pod, limit_state: RateLimitState, *, now: float) -> bool:
 
 
 def _last_eviction(pod: Pod, limit_state: RateLimitState, *, now: float) -> float | None:
-    backoff = limit_state.owners.get(pod.owner.uid) if pod.owner is not None else None
-    return backoff.last if backoff is not None and backoff.last <= now else None
+    """Of a pod of the owner, for the node or for a limit of the pod's own."""
+    owners = (rate_limits.owner_of(pod), rate_limits.own_limit_owner_of(pod))
+    backoffs = [backoff for owner in owners if (backoff := limit_state.owners.get(owner)) is not None]
+    return max([backoff.last for backoff in backoffs if backoff.last <= now], default=None)
 
 
 def _unknown_since(pod: Pod, limit_state: RateLimitState, *, now: float) -> float:

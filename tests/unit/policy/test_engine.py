@@ -39,7 +39,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.policy import candidates, chosen_victims, engine, outcomes, rate_limits, recheck, state
+from nodeagent.policy import backoffs, candidates, chosen_victims, engine, outcomes, rate_limits, recheck, state
 from nodeagent.policy.in_flight import EvictionStage
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, PLENTY, WALL, attributed, config, hard, not_started, snapshot, soft, view
@@ -515,7 +515,8 @@ def test_after_an_eviction_the_other_pods_of_its_owner_back_off() -> None:
     again, after = decide(pressed(*left, at=NOW + 2), before=after)
     assert victims(again) == []
     assert codes(again) == ["owner-backoff"]
-    assert victims(decide(pressed(*left, at=NOW + 61), before=after)[0]) != []
+    wait_s = 60.0 * (1 + backoffs.JITTER)
+    assert victims(decide(pressed(*left, at=NOW + 1 + wait_s), before=after)[0]) != []
 
 
 def test_a_soft_victim_that_its_pdb_protects_is_followed_by_the_next_candidate() -> None:

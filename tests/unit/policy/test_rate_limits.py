@@ -118,24 +118,34 @@ def test_a_smaller_rate_limit_after_a_reload_applies_at_once() -> None:
 def test_an_owner_backs_off_for_one_two_four_minutes_up_to_the_maximum() -> None:
     limits = SMALL._replace(owner_backoff_s=60.0, owner_backoff_max_s=300.0)
     state, now, waits = RateLimitState(), 0.0, []
-    for _ in range(5):
-        state = backoffs.back_off_owner(state, "rs", now=now, limits=limits)
+    for n in range(5):
+        state = backoffs.back_off_owner(state, "rs", f"a-{n}", now=now, limits=limits)
         waits.append(state.owners["rs"].until - now)
         now = state.owners["rs"].until
         assert backoffs.remaining(state.owners["rs"], now=now) is None
-    assert waits == [60.0, 120.0, 240.0, 300.0, 300.0]
+    for wait_s, shortest_s in zip(waits, [60.0, 120.0, 240.0, 300.0, 300.0], strict=True):
+        assert shortest_s <= wait_s <= (1 + backoffs.JITTER) * shortest_s
+
+
+def test_an_owner_with_pods_on_many_nodes_does_not_continue_on_all_of_them_at_once() -> None:
+    plans = [f"node-{n}-1" for n in range(50)]
+    states = [backoffs.back_off_owner(RateLimitState(), "rs", plan, now=0.0, limits=SMALL) for plan in plans]
+    ends = sorted(state.owners["rs"].until for state in states)
+    assert ends[-1] - ends[0] > 0.8 * backoffs.JITTER * SMALL.owner_backoff_s
+    assert max(ends.count(end) for end in ends) <= 3
 
 
 def test_an_owner_that_had_peace_for_long_begins_at_one_minute_again() -> None:
-    state = backoffs.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
-    state = backoffs.back_off_owner(state, "rs", now=3601.0, limits=SMALL)
-    assert state.owners["rs"].until == 3661.0
+    first = backoffs.back_off_owner(RateLimitState(), "rs", "a-1", now=0.0, limits=SMALL)
+    later = backoffs.back_off_owner(first, "rs", "a-1", now=3601.0, limits=SMALL)
+    assert later.owners["rs"].until == 3601.0 + first.owners["rs"].until
 
 
 def test_a_back_off_reports_its_remaining_time() -> None:
-    state = backoffs.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
+    state = backoffs.back_off_owner(RateLimitState(), "rs", "a-1", now=0.0, limits=SMALL)
+    wait_s = state.owners["rs"].until
     assert backoffs.remaining(state.owners["rs"], now=20.0) == Refusal(
-        RefusalCode.OWNER_BACKOFF, "owner back-off: 1 eviction, next in 60s (40s left)"
+        RefusalCode.OWNER_BACKOFF, f"owner back-off: 1 eviction, next in {wait_s:.0f}s ({wait_s - 20.0:.0f}s left)"
     )
 
 

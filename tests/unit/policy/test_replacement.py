@@ -110,10 +110,11 @@ def test_an_old_reading_counts_as_none(at: float) -> None:
     assert (names(plan), codes(plan)) == ([], [RefusalCode.WAITS_FOR_OWNER])
 
 
-def test_a_reading_from_before_our_last_eviction_of_the_owner_counts_as_none() -> None:
+@pytest.mark.parametrize("key", [DB.uid, f"own-limit/{DB.uid}"], ids=["for the node", "for its own limit"])
+def test_a_reading_from_before_our_last_eviction_of_the_owner_counts_as_none(key: str) -> None:
     state = initial("t", now=NOW)
     backoff = Backoff(1, NOW + 10.0, NOW + 10.0, RefusalCode.OWNER_BACKOFF, "")
-    state = state._replace(rate_limits=state.rate_limits._replace(owners={DB.uid: backoff}))
+    state = state._replace(rate_limits=state.rate_limits._replace(owners={key: backoff}))
     before = decide(20, fat(read(12, ready=3)), state=state)
     assert codes(before) == [RefusalCode.WAITS_FOR_OWNER], "the controller may not have written its status yet"
     assert names(decide(20, fat(read(10 + replacement.SETTLE_S, ready=3)), state=state)) == ["db-0"]
@@ -189,3 +190,13 @@ def test_what_is_read_at_once_is_bounded() -> None:
     pods = [nodes.pod(f"p{number}") for number in range(100)]
     assert len(replacement.lookups(pods, config=config())) == replacement.MAX_LOOKUPS
     assert replacement.lookups(pods, config=config(0.0)) == ()
+
+
+def test_of_two_evictions_of_the_owner_the_later_one_counts() -> None:
+    earlier, later = (Backoff(1, NOW + at, NOW + at, RefusalCode.OWNER_BACKOFF, "") for at in (1.0, 10.0))
+    for node_s, own_s in ((earlier, later), (later, earlier)):
+        state = initial("t", now=NOW)
+        owners = {DB.uid: node_s, f"own-limit/{DB.uid}": own_s}
+        state = state._replace(rate_limits=state.rate_limits._replace(owners=owners))
+        plan = decide(20, fat(read(12, ready=3)), state=state)
+        assert (names(plan), codes(plan)) == ([], [RefusalCode.WAITS_FOR_OWNER])
