@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from nodeagent.actuators import api_writers, decision_events, oom_events, pod_events, soft_tier_block
+from nodeagent.actuators import api_writers, decision_events, evictions, oom_events, pod_events, soft_tier_block
 from nodeagent.actuators.api_writers import ApiWriters
 from nodeagent.actuators.conditions import ConditionConflict, OwnedCondition
 from nodeagent.actuators.decision_events import DecisionEvents
@@ -42,7 +42,6 @@ from nodeagent.model import (
     NoteKind,
     OomReport,
     Outcome,
-    OutcomeKind,
     Plan,
     PodView,
     Refusal,
@@ -224,8 +223,7 @@ class ClusterSession:
     def evict(self, plan_id: str, victim: Victim) -> None:
         """Hand over a victim; `outcomes` returns what came of it."""
         if self._writers is None:
-            kind = OutcomeKind.NOT_REQUESTED if victim.method is Method.REQUEST else OutcomeKind.UNREACHABLE
-            message = f"not sent: {self._trouble}"
+            kind, message = evictions.not_sent_kind(victim), f"not sent: {self._trouble}"
             self._lasting.outcomes.put(Outcome(plan_id, victim.pod.uid, kind, message, self._clock()))
             self._wake()
             return

@@ -117,14 +117,16 @@ class EvictionSender:
         if not pod.namespace or not pod.name or not pod.uid:
             self._add_outcome(plan_id, victim, OutcomeKind.INVALID, "the pod's namespace, name or UID is unknown")
             return
+        if victim.method not in (Method.EVICT, Method.DELETE):
+            reason = f"not sent: no eviction of the API has the method {victim.method}"
+            self._add_outcome(plan_id, victim, not_sent_kind(victim), reason)
+            return
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
-        evict = victim.method is Method.EVICT
+        delete = victim.method is Method.DELETE
         try:
-            body = (
-                eviction_body(victim, dry_run=self._dry_run) if evict else _deletion_body(victim, dry_run=self._dry_run)
-            )
+            body = (_deletion_body if delete else eviction_body)(victim, dry_run=self._dry_run)
             request = _Request(
-                plan_id, victim, f"{path}/eviction" if evict else path, body, self._clock() + self._timeout_s
+                plan_id, victim, path if delete else f"{path}/eviction", body, self._clock() + self._timeout_s
             )
         except Exception as error:
             # The loop continues, and the policy gets the outcome.
@@ -238,12 +240,12 @@ class EvictionSender:
         # A deadline that has passed in the queue, or in suspend, makes the transport refuse before it sends.
         left_s = request.deadline - self._clock()
         try:
-            if request.victim.method is Method.EVICT:
-                answer = self._transport.request("POST", request.path, body=request.body, timeout_s=left_s)
-            else:
+            if request.victim.method is Method.DELETE:
                 self._add_disruption_target(request, timeout_s=left_s * _MARK_SHARE)
                 left_s = request.deadline - self._clock()
                 answer = self._transport.request("DELETE", request.path, body=request.body, timeout_s=left_s)
+            else:
+                answer = self._transport.request("POST", request.path, body=request.body, timeout_s=left_s)
         except ApiError as error:
             raise _as_proven(error) from error
         _check_accepted(answer, request.victim)
@@ -285,14 +287,19 @@ class EvictionSender:
             self._wake()
 
 
+def not_sent_kind(victim: Victim) -> OutcomeKind:
+    """The outcome of a victim for which nothing left the node."""
+    return OutcomeKind.NOT_REQUESTED if victim.method is Method.REQUEST else OutcomeKind.UNREACHABLE
+
+
 def _check_accepted(answer: Response, victim: Victim) -> None:
     """Raise ApiError for any answer but those of the API: a Status with Success, or the pod itself after a DELETE."""
-    evict = victim.method is Method.EVICT
+    delete = victim.method is Method.DELETE
     try:
         decoded = _answer_decoder.decode(answer.body)
         if decoded.kind == "Status" and msgspec.json.decode(decoded.status) == "Success":
             return
-        if decoded.kind == "Pod" and not evict and decoded.metadata.uid == victim.pod.uid:
+        if decoded.kind == "Pod" and delete and decoded.metadata.uid == victim.pod.uid:
             return
         what = f"an object of kind {decoded.kind[:40]!r}"
     except (msgspec.DecodeError, ValueError, RecursionError):

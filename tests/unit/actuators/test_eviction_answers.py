@@ -449,7 +449,7 @@ def refusing(api: ApiServer, *answers: bytes, then: Callable[[], object] = lambd
     return RawServer(drive)
 
 
-@pytest.mark.parametrize("method", list(Method)[:2])
+@pytest.mark.parametrize("method", [Method.EVICT, Method.DELETE])
 @pytest.mark.parametrize(
     "answer",
     [

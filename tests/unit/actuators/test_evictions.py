@@ -110,7 +110,7 @@ def test_no_grace_period_becomes_zero_which_would_orphan_the_containers(api: Api
 
 
 def test_a_new_pod_of_the_same_name_is_not_evicted(api: ApiServer, evicting: Evicting) -> None:
-    for method in Method:
+    for method in (Method.EVICT, Method.DELETE):
         outcome = evicting.one(victim(api, "p0", uid="00000000-0000-0000-0000-000000000000", method=method))
         assert outcome.kind is OutcomeKind.CONFLICT
     stored = api.get_pod("default", "p0")
@@ -231,9 +231,19 @@ def test_evictions_use_the_prewarmed_connections(api: ApiServer, evicting: Evict
 
 def test_a_dry_run_is_checked_by_the_server_and_changes_nothing(api: ApiServer, tmp_path: Path) -> None:
     evicting = Evicting(connected(api, tmp_path), dry_run=True)
-    for method in Method:
+    for method in (Method.EVICT, Method.DELETE):
         assert evicting.one(victim(api, "p0", method=method)).kind is OutcomeKind.ACCEPTED
     stored = api.get_pod("default", "p0")
     assert stored is not None
     assert "deletionTimestamp" not in stored["metadata"]
     assert not [c for c in stored["status"]["conditions"] if c["type"] == "DisruptionTarget"]
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [(Method.REQUEST, OutcomeKind.NOT_REQUESTED), (Method.KILL, OutcomeKind.UNREACHABLE)]
+)
+def test_a_victim_with_a_method_that_is_no_eviction_of_the_api_is_never_deleted(
+    api: ApiServer, evicting: Evicting, method: Method, kind: OutcomeKind
+) -> None:
+    assert evicting.one(victim(api, "p0", method=method)).kind is kind
+    assert not [request for request in api.requests if "/p0" in request.path]
