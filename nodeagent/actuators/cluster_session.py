@@ -209,7 +209,8 @@ class ClusterSession:
 
     def announce(self, plan: Plan) -> None:
         """Read what the plan needs of owners and other nodes, request an eviction slot if it needs one, and emit the
-        Node Event."""
+        Node Event. The outcomes of the plan get the Events of those that `outcomes` returns."""
+        self._events.store_outcomes(plan.outcomes)
         if self._opened is None:
             return
         self._opened.readers.want(owners=plan.owner_lookups, node_fits=plan.node_fit_lookups)

@@ -3,8 +3,9 @@
 Promises:
 
 1. No call waits: `EventWriter` has the thread.
-2. The Events of an eviction follow the answer of the API server that accepted it. Those of a kill follow once the API
-   server is reachable again; the last `MAX_KILLS` are stored, the flight recorder has all of them.
+2. The Events of an eviction follow the answer of the API server that accepted it, or the sample that shows that others
+   have evicted the pod for an EvictionRequest. Those of a kill follow once the API server is reachable again; the last
+   `MAX_KILLS` are stored, the flight recorder has all of them.
 3. A change of a condition has the Event of the kubelet.
 """
 
@@ -15,11 +16,11 @@ from typing import Final
 from nodeagent.actuators import event_writer, pod_events
 from nodeagent.actuators.event_writer import EventReason, EventWriter, KubernetesEvent
 from nodeagent.actuators.pod_events import RankedVictim
-from nodeagent.model import SIGNAL_TABLE, ConditionStatus, ConditionType, Outcome, OutcomeKind, Plan, RankedPod, Victim
+from nodeagent.model import SIGNAL_TABLE, ConditionStatus, ConditionType, Outcome, Plan, RankedPod, Victim
 
 MAX_KILLS: Final = 20
 MAX_RANKS: Final = 64
-"""Ranks of victims that are stored for their Events; a hard decision has at most five victims by default."""
+"""Victims, and their ranks, that are stored for their Events; a hard decision has at most five victims by default."""
 _CHANGE_REASONS: Final = {
     (ConditionType.MEMORY_PRESSURE, True): EventReason.NODE_HAS_INSUFFICIENT_MEMORY,
     (ConditionType.MEMORY_PRESSURE, False): EventReason.NODE_HAS_SUFFICIENT_MEMORY,
@@ -47,11 +48,11 @@ class DecisionEvents:
         self._ranks: dict[tuple[str, str], RankedPod] = {}
         """Of the last victims, by plan and UID: a victim is handed over before its plan is announced."""
         self._unanswered: dict[tuple[str, str], Victim] = {}
-        """Victims without an outcome, by plan and UID."""
+        """The last victims without a last outcome, by plan and UID."""
         self._kills: list[tuple[str, Victim, float]] = []
         """Plan id, victim and wall time of kills without Events."""
-        self._accepted: list[tuple[str, Victim, float]] = []
-        """The same of accepted evictions."""
+        self._evicted: list[tuple[str, Victim, float]] = []
+        """The same of evictions that were carried out."""
 
     def emit_changes(self, statuses: Mapping[ConditionType, ConditionStatus], writer: EventWriter) -> None:
         """Emit the Events of the conditions that have changed since the last call."""
@@ -74,8 +75,8 @@ class DecisionEvents:
             writer.emit(on_node(writer.node_name, reason, note, action="Evicting", plan_id=plan.id))
 
     def store_victim(self, plan_id: str, victim: Victim) -> None:
-        """Store the victim until its outcome is known."""
-        self._unanswered[plan_id, victim.pod.uid] = victim
+        """Store the victim until its last outcome is known."""
+        self._unanswered = dict([*self._unanswered.items(), ((plan_id, victim.pod.uid), victim)][-MAX_RANKS:])
 
     def store_kill(self, plan_id: str, victim: Victim) -> None:
         """Store a kill until the API server is reachable again."""
@@ -90,16 +91,17 @@ class DecisionEvents:
                 writer.emit(event)
 
     def store_outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        """Store the accepted evictions until there is a writer."""
+        """Store the evictions that were carried out until there is a writer."""
         for outcome in outcomes:
-            victim = self._unanswered.pop((outcome.plan_id, outcome.pod_uid), None)
-            if victim is not None and outcome.kind is OutcomeKind.ACCEPTED:
-                self._accepted = [*self._accepted, (outcome.plan_id, victim, time.time())][-MAX_RANKS:]
+            key = outcome.plan_id, outcome.pod_uid
+            victim = self._unanswered.get(key) if outcome.kind.followed else self._unanswered.pop(key, None)
+            if victim is not None and outcome.kind.evicted:
+                self._evicted = [*self._evicted, (outcome.plan_id, victim, time.time())][-MAX_RANKS:]
 
     def emit_evictions(self, writer: EventWriter) -> None:
-        """Emit the Events of the accepted evictions, on the pods and their owners."""
-        accepted, self._accepted = self._accepted, []
-        for plan_id, victim, at_wall in accepted:
+        """Emit the Events of the evictions that were carried out, on the pods and their owners."""
+        evicted, self._evicted = self._evicted, []
+        for plan_id, victim, at_wall in evicted:
             for event in pod_events.evicted(plan_id, self._ranked(plan_id, victim), node=writer.node_name):
                 writer.emit(event._replace(at_wall=at_wall))
 

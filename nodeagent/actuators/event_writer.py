@@ -78,8 +78,8 @@ class EventReason(enum.StrEnum):
         "Evicted",
         "Pod",
         True,
-        "The API server accepted the pod's eviction. The note is the kubelet's message, the annotations are the "
-        "kubelet's (`starved_resource`, `offending_containers`...).",
+        "The API server accepted the pod's eviction, or others have evicted it for an EvictionRequest. The note is the "
+        "kubelet's message, the annotations are the kubelet's (`starved_resource`, `offending_containers`...).",
     )
     POD_EVICTED = (
         "PodEvicted",

@@ -7,8 +7,8 @@ recordings. The KEP names the requester `spec.requesterName`, the API as release
 Promises:
 
 1. No call waits. One thread discovers, creates, reads and withdraws, one request at a time, each with a deadline.
-2. A request that was not sent before its deadline is never sent. Each victim gets one outcome, and "not requested" is
-   claimed only if it is certain.
+2. A request that was not sent before its deadline is never sent. Each victim gets one outcome for that, and "not
+   requested" is claimed only if it is certain. A request that exists may get two more: "failed", "withdrawn".
 3. Only requests of this agent are changed: the name contains the pod's UID, and each change contains the requester,
    which the API server lets nobody change.
 4. A withdrawal is confirmed only by an answer that shows it, or by one that shows that no request of this agent exists

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from nodeagent.analysis import simulation
 from nodeagent.analysis.simulation import Closest, SimulatedEviction, Simulation, Simulator
 from nodeagent.config.schema import Config
-from nodeagent.model import SIGNAL_TABLE, ConditionType, NodeSnapshot, Signal, units
+from nodeagent.model import EVICTED_OUTCOMES, SIGNAL_TABLE, ConditionType, NodeSnapshot, Signal, units
 from nodeagent.report import wording
 from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 
@@ -24,9 +24,6 @@ LOW_SHARE: Final = 0.3
 """Signals that never fell below this share of their capacity have no row in text; JSON has all."""
 MEASURED_DISTANCES: Final = 2000
 """Samples whose distance is measured, from the first on."""
-
-CARRIED_OUT: Final = frozenset({"accepted", "killed"})
-"""Outcomes of a recorded eviction that happened."""
 
 
 class RecordedEviction(NamedTuple):
@@ -95,7 +92,7 @@ def recorded_evictions(records: Iterable[Mapping[str, Any]]) -> tuple[RecordedEv
                     plan_id, uid = str(record.get("id")), str(victim.get("uid"))
                     pod = f"{victim.get('namespace')}/{victim.get('name')}"
                     planned[plan_id, uid] = RecordedEviction(float(wall), pod, uid, plan_id)
-        elif record.get("record") == "outcome" and record.get("kind") in CARRIED_OUT:
+        elif record.get("record") == "outcome" and str(record.get("kind")) in EVICTED_OUTCOMES:
             found = planned.pop((str(record.get("planId")), str(record.get("podUid"))), None)
             if found is not None:
                 done.append(found)

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from nodeagent.analysis import comparison, fleet_tuning, tuning_report
+from nodeagent.analysis import fleet_tuning, tuning_report
 from nodeagent.analysis.tuning import SignalTuning, Tuner, Tuning
 from nodeagent.commands import html_file, printing, recorded_input
 from nodeagent.commands.recorded_input import InputError, PrometheusOptions, RecordedInput
 from nodeagent.config import above_kubelet
 from nodeagent.config.schema import API_VERSION, Config
-from nodeagent.model import SIGNAL_TABLE, OomCause, Signal
+from nodeagent.model import EVICTED_OUTCOMES, SIGNAL_TABLE, OomCause, Signal
 from nodeagent.report import charts, history, html_page, progress_bar, record_fields, wording
 from nodeagent.report.cells import WARN, Cell, Section
 from nodeagent.report.charts import Line
@@ -113,7 +113,7 @@ def add_records(tuner: Tuner, records: Iterable[Mapping[str, Any]]) -> None:
                 tuner.add_kill(wall)
     for mark in history.evictions(records):
         signal = _SIGNALS.get(mark.signal)
-        if signal is not None and mark.outcome in comparison.CARRIED_OUT:
+        if signal is not None and mark.outcome in EVICTED_OUTCOMES:
             tuner.add_act(signal, mark.at, uid=mark.uid)
 
 

@@ -7,8 +7,9 @@ Promises:
    later process can restore the tokens that they cost (see `state_store`).
 2. No pod is evicted on the decision's sample alone: right before a victim is handed over, the node is sampled again and
    the policy decides again.
-3. Every victim, reclaim order, hook and resize has exactly one outcome, and every outcome reaches the policy, the
-   metrics and the log.
+3. Every victim, reclaim order, hook and resize has exactly one outcome, except that those of an EvictionRequest follow
+   each other (requested, then evicted by others, failed or withdrawn). Every outcome reaches the policy, the metrics
+   and the log.
 4. A victim that is not evicted keeps no brake: whatever the outcome, or without one, its brake ends (see
    `actuators.brakes`).
 5. In a dry run nothing outside this process changes.
@@ -56,17 +57,6 @@ GROWTH_CAP_S: Final = 1.0
 RECHECK_VALID_S: Final = 5.0
 """A recheck is valid this long, as long as an eviction may wait for its response. A process that was stopped after it,
 or a node that was suspended, acts on its next sample."""
-
-_OF_REQUESTS: Final = frozenset(
-    {
-        OutcomeKind.REQUESTED,
-        OutcomeKind.NOT_REQUESTED,
-        OutcomeKind.REQUEST_UNCERTAIN,
-        OutcomeKind.REQUEST_FAILED,
-        OutcomeKind.REQUEST_WITHDRAWN,
-    }
-)
-"""Outcomes of EvictionRequests."""
 
 
 class Executor:
@@ -180,9 +170,9 @@ class Executor:
             )
 
     def evict(self, plan: Plan, sample: NodeSnapshot, *, saved: bool) -> None:
-        """Decide on each victim again and hand it over, then what becomes of EvictionRequests. `sample` is the result
-        of `recheck`, `saved` that of `brake`. A dry run ends where a victim would be handed over, and needs no saved
-        state: it evicts nothing."""
+        """Decide on each victim again and hand it over; then EvictionRequests: how they ended by the plan's sample, and
+        what becomes of the others. `sample` is the result of `recheck`, `saved` that of `brake`. A dry run ends where a
+        victim would be handed over, and needs no saved state: it evicts nothing."""
         for victim in plan.victims:
             if reason := self._refusal(victim, sample, saved=saved or not self._acts):
                 self._apply([self._outcome(plan, victim, OutcomeKind.RECHECK_REFUSED, reason)])
@@ -193,6 +183,7 @@ class Executor:
             else:
                 self._submitted[plan.id, victim.pod.uid] = victim
                 self._components().session.evict(plan.id, self._with_current_text(victim, plan, sample))
+        self._apply(plan.outcomes)
         if not self._acts:
             return
         requests = self._store.policy_state.eviction_requests
@@ -268,7 +259,7 @@ class Executor:
         the pod may be terminating, so the deadline of the brake decides. The soft tier brakes no pod: a brake belongs
         to the hard eviction that has overtaken an EvictionRequest, never to that."""
         victim = self._submitted.pop((outcome.plan_id, outcome.pod_uid), None)
-        if outcome.kind in _OF_REQUESTS:
+        if outcome.kind.of_request:
             return
         if outcome.kind is OutcomeKind.ACCEPTED:
             kill = self._acts and self._config.escalation.hard_kill is HardKill.CGROUP

@@ -30,7 +30,7 @@ from nodeagent.model.oom import (
     OomTotals,
     RaceLoss,
 )
-from nodeagent.model.outcomes import Outcome, OutcomeKind
+from nodeagent.model.outcomes import EVICTED_OUTCOMES, GOOD_OUTCOMES, Outcome, OutcomeKind
 from nodeagent.model.plan import (
     ConditionStatus,
     ConditionVerdict,
@@ -125,6 +125,8 @@ __all__ = [
     "DISK_BYTE_SIGNALS",
     "DISK_INODE_SIGNALS",
     "DISK_SIGNALS",
+    "EVICTED_OUTCOMES",
+    "GOOD_OUTCOMES",
     "IMAGEFS_SIGNALS",
     "LOOKED_UP_OWNERS",
     "MEMORY_SIGNALS",

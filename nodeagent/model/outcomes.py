@@ -1,15 +1,47 @@
-"""How the request for a victim ended."""
+"""How the request for a victim ended, and what that means for every report."""
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+
+class _Attributes(NamedTuple):
+    """What a kind is declared with."""
+
+    good: bool = False
+    evicted: bool = False
+    of_request: bool = False
+    followed: bool = False
+
+
+_FAILED: Final = _Attributes()
+_GOOD: Final = _Attributes(good=True)
+_EVICTED: Final = _Attributes(good=True, evicted=True)
 
 
 class OutcomeKind(enum.StrEnum):
-    """How the eviction of a victim ended (KUBELET-CONTRACT, API results)."""
+    """How the eviction of a victim ended (KUBELET-CONTRACT, API results), with its attributes."""
 
-    ACCEPTED = "accepted"
+    good: bool
+    """As it should be: nothing was refused, and nothing failed."""
+    evicted: bool
+    """The pod was evicted, by this agent or for its EvictionRequest."""
+    of_request: bool
+    """Of an EvictionRequest."""
+    followed: bool
+    """Another outcome of the same victim follows, as far as is known."""
+
+    def __new__(cls, word: str, attributes: _Attributes = _FAILED) -> "OutcomeKind":
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.good = attributes.good
+        member.evicted = attributes.evicted
+        member.of_request = attributes.of_request
+        member.followed = attributes.followed
+        return member
+
+    ACCEPTED = "accepted", _EVICTED
     """200, 201 or 202 with the answer that the API defines: the pod is terminating."""
-    DRY_RUN = "dry-run"
+    DRY_RUN = "dry-run", _GOOD
     """Nothing was sent."""
     BLOCKED_BY_PDB = "blocked-by-pdb"
     """429 with cause DisruptionBudget."""
@@ -17,7 +49,7 @@ class OutcomeKind(enum.StrEnum):
     """429 without that cause: API priority and fairness."""
     PDB_CONFLICT = "pdb-conflict"
     """500: more than one PodDisruptionBudget matches."""
-    NOT_FOUND = "not-found"
+    NOT_FOUND = "not-found", _GOOD
     """404, and the API server no longer lists the pod."""
     CONFLICT = "conflict"
     """409: another pod (UID) has this name now, or its version moved."""
@@ -36,20 +68,27 @@ class OutcomeKind(enum.StrEnum):
     """Nothing left the node: no connection, a deadline that passed before, a defect of the agent."""
     RECHECK_REFUSED = "recheck-refused"
     """The recheck right before acting refused it."""
-    KILLED = "killed"
+    KILLED = "killed", _EVICTED
     """Its processes were killed through its cgroup. The API server is not informed yet."""
     NOT_KILLED = "not-killed"
     """The kernel refused the kill; no process was killed."""
-    REQUESTED = "requested"
+    REQUESTED = "requested", _Attributes(good=True, of_request=True, followed=True)
     """The EvictionRequest exists: others are to evict the pod."""
-    NOT_REQUESTED = "not-requested"
+    NOT_REQUESTED = "not-requested", _Attributes(of_request=True)
     """It is certain that no EvictionRequest was made: the Eviction API is used."""
-    REQUEST_UNCERTAIN = "request-uncertain"
+    REQUEST_UNCERTAIN = "request-uncertain", _Attributes(of_request=True, followed=True)
     """No complete answer: the EvictionRequest may exist."""
-    REQUEST_FAILED = "request-failed"
+    REQUEST_FAILED = "request-failed", _Attributes(of_request=True, followed=True)
     """The EvictionRequest has the condition Failed, or somebody else deleted or withdrew it."""
-    REQUEST_WITHDRAWN = "request-withdrawn"
+    REQUEST_WITHDRAWN = "request-withdrawn", _Attributes(good=True, of_request=True)
     """The EvictionRequest is withdrawn, or gone."""
+    EVICTED_BY_OTHERS = "evicted-by-others", _Attributes(good=True, evicted=True, of_request=True)
+    """A sample shows that others have evicted the pod of an EvictionRequest: it is terminating, or gone."""
+
+
+GOOD_OUTCOMES: Final[frozenset[str]] = frozenset(kind for kind in OutcomeKind if kind.good)
+"""For words of a record."""
+EVICTED_OUTCOMES: Final[frozenset[str]] = frozenset(kind for kind in OutcomeKind if kind.evicted)
 
 
 class Outcome(NamedTuple):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from nodeagent.model.hooks import HookOrder
 from nodeagent.model.notes import Note
+from nodeagent.model.outcomes import Outcome
 from nodeagent.model.pods import NodeFitLookup, OwnerLookup, Pod, PodView
 from nodeagent.model.refusals import Refusal, RefusalCode
 from nodeagent.model.resizes import ResizeOrder, ResizeOutcome
@@ -286,6 +287,8 @@ class Plan(NamedTuple):
     """Names of the sort keys of `ranking`, most significant first; then namespace, name and UID."""
     relief_reports: tuple[ReliefReport, ...] = ()
     """Earlier evictions whose relief this snapshot measured."""
+    outcomes: tuple[Outcome, ...] = ()
+    """Of earlier EvictionRequests, by this snapshot: others have evicted the pod."""
     reclaims: tuple[ReclaimOrder, ...] = ()
     """The actions to run now."""
     reclaim_reports: tuple[ReclaimReport, ...] = ()

@@ -112,7 +112,13 @@ def decide(
             limit_state, entry.owner, entry.plan_id, now=now, limits=config.rate_limits
         )
     requests = eviction_request.advance(
-        state.eviction_requests, observed.state, snapshot, healthy=healthy, now=now, config=config
+        state.eviction_requests,
+        observed.state,
+        snapshot,
+        left={entry.pod_uid for entry in observed.confirmed},
+        healthy=healthy,
+        now=now,
+        config=config,
     )
     for buckets in requests.returned:
         limit_state = rate_limits.return_tokens(limit_state, buckets, now=now, limits=config.rate_limits)
@@ -198,6 +204,7 @@ def decide(
         node_fit_lookups=chosen.node_fit_lookups,
         resizes=resize_plan.orders,
         resize_reports=resized.reports,
+        outcomes=tuple([eviction_request.outcome_of(each, now=now) for each in observed.confirmed if each.request_s]),
         soft_eviction_in_flight=in_flight.soft_in_flight(in_flight_state),
     )
     after = PolicyState(

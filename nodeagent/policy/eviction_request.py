@@ -116,11 +116,13 @@ def advance(
     in_flight_state: InFlightState,
     snapshot: NodeSnapshot,
     *,
+    left: Container[str],
     healthy: Container[Signal],
     now: float,
     config: Config,
 ) -> Advanced:
-    """The state after a snapshot that `in_flight.advance` has seen. `healthy`: signals above all their thresholds."""
+    """The state after a snapshot that `in_flight.advance` has seen. `left`: the UIDs of the pods whose eviction it
+    proves. `healthy`: signals above all their thresholds."""
     if not state.requests:
         return Advanced(state, in_flight_state)
     listed = None if snapshot.pods_synced_at is None else {view.pod.uid for view in snapshot.pods}
@@ -129,7 +131,7 @@ def advance(
     notes: list[Note] = []
     for uid, before in state.requests.items():
         request = before
-        if listed is not None and uid not in listed:
+        if (listed is not None and uid not in listed) or (request.end is None and uid in left):
             continue  # the API server removes the request with its pod, which owns it
         if request.end is None:
             entry = in_flight.entry_for(in_flight_state, plan_id=request.plan_id, pod_uid=uid)
@@ -190,6 +192,12 @@ def method_for(pod: Pod, state: RequestState, snapshot: NodeSnapshot, config: Co
     """How the soft tier evicts this pod."""
     wanted = config.eviction_request.enabled and snapshot.eviction_requests and pod.uid not in state.requests
     return Method.REQUEST if wanted else Method.EVICT
+
+
+def outcome_of(entry: InFlightEviction, *, now: float) -> Outcome:
+    """The outcome of a request whose pod others have evicted."""
+    message = f"{max(0.0, now - entry.planned_at):.0f}s after the decision"
+    return Outcome(entry.plan_id, entry.pod_uid, OutcomeKind.EVICTED_BY_OTHERS, message, now)
 
 
 def after_choice(

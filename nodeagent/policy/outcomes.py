@@ -91,6 +91,8 @@ OUTCOME_RULES: Final[Mapping[OutcomeKind, OutcomeRule]] = {
     OutcomeKind.REQUEST_FAILED: OutcomeRule(EvictionEvent.REQUEST_ENDED, ApiEffect.NOTHING),
     # Of a request whose eviction in flight has ended before: it changes `eviction_request` alone.
     OutcomeKind.REQUEST_WITHDRAWN: OutcomeRule(EvictionEvent.REQUEST_ENDED, ApiEffect.NOTHING),
+    # For reports alone: the snapshot that shows it has changed the state before.
+    OutcomeKind.EVICTED_BY_OTHERS: OutcomeRule(EvictionEvent.ACCEPTED_BY_API, ApiEffect.NOTHING),
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from nodeagent.config.schema import API_VERSION
-from nodeagent.model import MEMORY_SIGNALS, SIGNAL_TABLE, MemoryFigures, Signal, Unit, units
+from nodeagent.model import GOOD_OUTCOMES, MEMORY_SIGNALS, SIGNAL_TABLE, MemoryFigures, Signal, Unit, units
 from nodeagent.policy import memory_shortage, own_limits
 from nodeagent.report import explain_oom, explain_resizes, record_fields, wording
 from nodeagent.report.cells import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
@@ -324,7 +324,7 @@ def _outcome(outcome: JsonObject) -> Cell:
     kind = str(outcome.get("kind"))
     status = outcome.get("httpStatus")
     text = kind + (f" (HTTP {status})" if status is not None else "")
-    return Cell(wording.escape_terminal(text), GOOD if kind in ("accepted", "dry-run", "not-found") else BAD)
+    return Cell(wording.escape_terminal(text), GOOD if kind in GOOD_OUTCOMES else BAD)
 
 
 def _reclaims(recorded: RecordedDecision) -> Section:

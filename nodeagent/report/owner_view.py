@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodeagent.config.schema import API_VERSION, Config
-from nodeagent.model import SIGNAL_TABLE, Pod, Signal, Unit, units
+from nodeagent.model import EVICTED_OUTCOMES, SIGNAL_TABLE, Pod, Signal, Unit, units
 from nodeagent.policy import own_limits, owner_messages
 from nodeagent.records import flight_recorder
 from nodeagent.report import kept_request, record_fields, sparkline, stories, wording
@@ -74,7 +74,7 @@ def view(story: Story, pod: str, *, config: Config | None, unknown: str = "") ->
         id=story.recorded.id,
         time=record_fields.time_text(decision),
         signal=story.signal,
-        evicted=bool(kinds & {"accepted", "killed", "not-found"}),
+        evicted=bool(kinds & EVICTED_OUTCOMES),
         cause=_cause(story, victim),
         usage=usage,
         request=request,

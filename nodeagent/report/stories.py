@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.model import SIGNAL_TABLE, RecordedSample, Signal, Unit, units
+from nodeagent.model import GOOD_OUTCOMES, SIGNAL_TABLE, RecordedSample, Signal, Unit, units
 from nodeagent.report import downsampling, explain_oom, history, history_values, record_fields, zombie_text
 from nodeagent.report.cells import BAD, DIM, GOOD, WARN
 from nodeagent.report.downsampling import Point
@@ -304,7 +304,7 @@ def _of_decisions(decisions: Iterable[RecordedDecision], own: str) -> Iterable[M
             status = outcome.get("httpStatus")
             text = f"{names.get(uid, f'uid/{uid}')}: {kind}" + (f" (HTTP {status})" if status is not None else "")
             if when is not None:
-                yield Moment(when, text, GOOD if kind in ("accepted", "dry-run", "killed") else BAD)
+                yield Moment(when, text, GOOD if kind in GOOD_OUTCOMES else BAD)
         for relief in recorded.reliefs:
             when = record_fields.number(relief.get("wallTime"))
             if when is not None:

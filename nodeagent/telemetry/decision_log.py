@@ -22,7 +22,6 @@ from nodeagent.model import (
     OomKill,
     OomReport,
     Outcome,
-    OutcomeKind,
     Plan,
     ReclaimOrder,
     ReclaimOutcome,
@@ -47,20 +46,12 @@ second, whose reasons may alternate, and each record is 60 KiB of the few MiB th
 RACES_RECORDED: Final = 10
 """Lost races of the same containers that are recorded in `RECORD_AGAIN_S`."""
 MAX_AWAITED: Final = 256
-"""Victims without an outcome whose names are kept; an outcome follows within seconds."""
+"""Victims without a last outcome whose names are kept: it follows within seconds, that of an EvictionRequest in its
+deadline."""
 _VARYING: Final = re.compile(r"\b0x[0-9a-f]+|\b\d+(?:\.\d+)?\s?m?s\b|:\d+(?=->)")
 """Parts of a message that differ in each repetition: addresses of objects, times, source ports (`read tcp
 10.0.0.1:39244->10.0.0.2:443: connection reset by peer`)."""
 _GOOD_RESIZES: Final = (ResizeResult.ACCEPTED, ResizeResult.DRY_RUN, ResizeResult.RESIZED, ResizeResult.RESTORED)
-_EXPECTED: Final = frozenset(
-    {
-        OutcomeKind.ACCEPTED,
-        OutcomeKind.DRY_RUN,
-        OutcomeKind.NOT_FOUND,
-        OutcomeKind.REQUESTED,
-        OutcomeKind.REQUEST_WITHDRAWN,
-    }
-)
 
 
 class DecisionLog:
@@ -82,7 +73,7 @@ class DecisionLog:
         self._clock = clock
         self._last_values: dict[str, object] = {}
         self._awaited: dict[tuple[str, str], str] = {}
-        """Names of victims without an outcome, by plan and UID: an outcome contains only the UID."""
+        """Names of victims without a last outcome, by plan and UID: an outcome contains only the UID."""
         self._logged_plan = ""
         """The last plan whose victims were logged."""
         self._recorded_at: dict[tuple[str, ...], float] = {}
@@ -138,11 +129,13 @@ class DecisionLog:
 
     def log_outcome(self, outcome: Outcome) -> None:
         """Log and record the outcome of one victim."""
-        line = self._log.info if outcome.kind in _EXPECTED else self._log.warning
+        key = outcome.plan_id, outcome.pod_uid
+        pod = self._awaited.get(key) if outcome.kind.followed else self._awaited.pop(key, None)
+        line = self._log.info if outcome.kind.good else self._log.warning
         line(
             "eviction " + outcome.kind.value,
             id=outcome.plan_id,
-            pod=self._awaited.pop((outcome.plan_id, outcome.pod_uid), None),
+            pod=pod,
             uid=outcome.pod_uid,
             message=outcome.message,
             status=outcome.http_status,

@@ -2,8 +2,8 @@
 
 `increase` in a Prometheus sees the step from 0 to 1, but not the step from no series to 1: without these series the
 first eviction of an agent would be on no dashboard. They are bounded: three for each threshold in force, by the outcome
-of the mode, and the words of fixed lists. The other outcomes would be fifteen times as many, so that they begin when
-they happen.
+of the mode (six for a soft one with EvictionRequests), and the words of fixed lists. The other outcomes would be
+fifteen times as many, so that they begin when they happen.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,6 +42,8 @@ def evictions(config: Config, plan: Plan) -> Iterator[Labels]:
     for reason, tier in reasons:
         for qos in QOSClass:
             yield reason, qos, tier, outcome
+            if config.mode is Mode.ENFORCE and config.eviction_request.enabled and tier is Tier.SOFT:
+                yield reason, qos, tier, OutcomeKind.EVICTED_BY_OTHERS
 
 
 def relief(plan: Plan) -> Iterator[Labels]:

@@ -29,6 +29,7 @@ from nodeagent.model import (
     NodeSnapshot,
     OomReport,
     Outcome,
+    OutcomeKind,
     Plan,
     ReclaimOutcome,
     ResizeOutcome,
@@ -48,7 +49,8 @@ from nodeagent.telemetry.label_counts import LabelCounts
 from nodeagent.telemetry.runtime_counters import RuntimeCounters
 
 MAX_AWAITED_VICTIMS: Final = 256
-"""Victims without an outcome: a decision has at most `relief.maxVictims`, and an outcome follows within seconds."""
+"""Victims without a last outcome: a decision has at most `relief.maxVictims`, and it follows within seconds, that of an
+EvictionRequest in its deadline."""
 STAGE_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Seconds. A sample takes under 1 ms, a decision some ms, a request some 10 ms; a kubelet is 3 to 9 s late."""
 RELIEF_BOUNDS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
@@ -177,14 +179,15 @@ class Metrics:
 
     def observe_outcome(self, outcome: Outcome) -> None:
         """Count an outcome. The labels of a victim that was not observed are `other`."""
-        awaited = self._awaited.pop((outcome.plan_id, outcome.pod_uid), None)
+        key = outcome.plan_id, outcome.pod_uid
+        awaited = self._awaited.get(key) if outcome.kind.followed else self._awaited.pop(key, None)
         if awaited is None:
             other = label_counts.OTHER
             self._evictions.add(other, other, other, outcome.kind)
             return
         victim = awaited.victim
         self._evictions.add(victim.limit or victim.threshold.signal, victim.pod.qos_class, victim.tier, outcome.kind)
-        if outcome.http_status is not None or outcome.kind == "accepted":
+        if outcome.http_status is not None or outcome.kind is OutcomeKind.ACCEPTED:
             self._stages[SyncStage.DECISION_TO_OUTCOME].observe(max(0.0, outcome.at - awaited.made_at))
 
     def observe_reclaim(self, outcome: ReclaimOutcome) -> None:

@@ -66,9 +66,13 @@ def test_a_responder_evicts_the_pod_and_the_agent_sends_no_eviction(
         return [each["message"] for each in agent.logged("note") if each["subject"] == "relief"]
 
     until(reliefs, "the measured relief")
+    [line] = agent.wait_for_log("eviction evicted-by-others")
+    assert (line["pod"], line["id"]) == ("default/hog", plan)
     time.sleep(11)
     assert not api.sent("POST", "/eviction")
     assert not api.sent("PATCH", f"/nodeagent-{HOG}"), "the pod is gone: nothing is withdrawn"
+    reasons = [event.body["reason"] for event in api.sent("POST", "/events")]
+    assert (reasons.count("Evicted"), reasons.count("PodEvicted")) == (1, 1)
     assert agent.stop() == 0
 
 

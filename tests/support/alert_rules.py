@@ -5,6 +5,10 @@
 
 from typing import Final, NamedTuple
 
+from nodeagent.model import OutcomeKind
+
+EVICTED: Final = f'outcome=~"{"|".join([kind for kind in OutcomeKind if kind.evicted])}"'
+"""The label of evictions that were carried out."""
 RUNBOOKS: Final = "https://nodeagent.io/runbooks/"
 
 
@@ -187,7 +191,7 @@ ALERTS: Final = (
         "NodeAgentManyEvictions",
         "warning",
         "0m",
-        'sum(increase(nodeagent_evictions_total{outcome="accepted"}[10m])) > 10',
+        f"sum(increase(nodeagent_evictions_total{{{EVICTED}}}[10m])) > 10",
         "More than ten evictions in the cluster within ten minutes",
         "{{ $value | humanize }} pods were evicted within ten minutes: one cause on several nodes is likely.",
     ),

@@ -2,6 +2,8 @@
 
 from typing import Any, Final, NamedTuple
 
+from tests.support.alert_rules import EVICTED
+
 SCHEMA_VERSION: Final = 39
 """Grafana 10.4 and later."""
 WIDTH: Final = 24
@@ -210,7 +212,7 @@ FLEET: Final = Dashboard(
             "Evicted in the range",
             (
                 Query(
-                    or_zero('sum(increase(nodeagent_evictions_total{outcome="accepted"}[$__range]))'),
+                    or_zero(f"sum(increase(nodeagent_evictions_total{{{EVICTED}}}[$__range]))"),
                     "pods",
                 ),
             ),
@@ -237,8 +239,7 @@ FLEET: Final = Dashboard(
             (
                 Query(
                     or_zero(
-                        "sum by (signal, tier) (increase(nodeagent_evictions_total"
-                        '{outcome="accepted"}[$__rate_interval]))'
+                        f"sum by (signal, tier) (increase(nodeagent_evictions_total{{{EVICTED}}}[$__rate_interval]))"
                     ),
                     "{{signal}} {{tier}}",
                 ),

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodeagent.config.schema import EvictionRequestConfig, Mode, RateLimits, ReliefConfig, TokenBucket
+from nodeagent.config.schema import EvictionRequestConfig, Mode, RankingConfig, RateLimits, ReliefConfig, TokenBucket
 from nodeagent.model import EvictionRequestOrder, Method, Outcome, OutcomeKind, Plan, PodView, RefusalCode, Signal
 from nodeagent.policy import engine as policy
 from nodeagent.policy import eviction_request, in_flight, outcomes, rate_limits
@@ -240,11 +240,50 @@ def test_a_responder_may_give_a_longer_grace_than_the_agent_would() -> None:
 
 def test_a_pod_that_is_gone_at_the_next_sample_was_evicted() -> None:
     node = Node()
-    node.requested()
-    node.decide(9, gone=True, available=4 * GI)
+    first = node.requested()
+    [outcome] = node.decide(9, gone=True, available=4 * GI).outcomes
+    assert (outcome.plan_id, outcome.kind) == (first.id, OutcomeKind.EVICTED_BY_OTHERS)
     assert (node.stages, dict(node.state.eviction_requests.requests)) == ([EvictionStage.GONE], {})
     [report] = node.decide(10, gone=True, available=4 * GI).relief_reports
     assert report.measured == 4 * GI - 900 * MI
+
+
+@pytest.mark.parametrize("kind", [CREATED, OutcomeKind.REQUEST_UNCERTAIN])
+def test_that_others_have_evicted_the_pod_is_one_outcome_which_changes_no_more(kind: OutcomeKind) -> None:
+    node = Node()
+    first = node.requested(kind)
+    plan = node.decide(20, terminating(20))
+    [outcome] = plan.outcomes
+    assert (outcome.plan_id, outcome.pod_uid, outcome.kind, outcome.message) == (
+        first.id,
+        FAT.pod.uid,
+        OutcomeKind.EVICTED_BY_OTHERS,
+        "19s after the decision",
+    )
+    before = node.state
+    node.state = outcomes.apply_outcome(before, outcome, now=NOW + 20, config=node.config)
+    assert node.state == before
+    for at in (21, 22):
+        assert not node.decide(at, terminating(20)).outcomes
+    assert not node.decide(23, gone=True).outcomes
+
+
+def test_an_eviction_of_this_agent_gives_no_outcome_of_others() -> None:
+    node = Node()
+    node.decide(0, served=False)
+    plan = node.decide(1, served=False)
+    assert methods(plan) == [("fat", Method.EVICT)]
+    assert not node.decide(5, terminating(5), served=False).outcomes
+
+
+def test_in_the_order_of_the_kubelet_a_pod_that_has_finished_returns_no_token() -> None:
+    """Its release counts in the sample that shows it gone, while the API server still lists it."""
+    node = Node(ranking=RankingConfig(kubelet=True))
+    node.requested()
+    tokens = node.tokens(2)
+    plan = node.decide(3, FAT._replace(usage=None, pod=FAT.pod._replace(phase="Failed")), available=4 * GI)
+    assert [each.kind for each in plan.outcomes] == [OutcomeKind.EVICTED_BY_OTHERS]
+    assert (node.stages, node.orders, node.tokens(3)) == ([], (), tokens)
 
 
 @pytest.mark.parametrize("kind", [None, CREATED, OutcomeKind.REQUEST_UNCERTAIN])

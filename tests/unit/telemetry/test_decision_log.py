@@ -95,6 +95,19 @@ def test_an_act_is_logged_once_before_its_outcome_and_both_have_the_pod_and_the_
     ]
 
 
+def test_each_outcome_of_an_eviction_request_is_logged_with_the_pod(logged: LoggedAgent) -> None:
+    plan = acting()
+    logged.decision_log.log_victims(plan, acts=True)
+    for kind in (OutcomeKind.REQUESTED, OutcomeKind.REQUEST_FAILED, OutcomeKind.REQUEST_WITHDRAWN):
+        logged.decision_log.log_outcome(Outcome(plan.id, plan.victims[0].pod.uid, kind, "", NOW))
+    lines = [line for line in logged.lines() if line["event"].startswith("eviction ")]
+    assert [(line["pod"], line["level"]) for line in lines] == [
+        ("shop/big", "info"),
+        ("shop/big", "warning"),
+        ("shop/big", "info"),
+    ]
+
+
 def test_a_plan_whose_victims_were_not_logged_before_is_logged_with_its_decision(logged: LoggedAgent) -> None:
     logged.decision_log.log_plan(acting(), acts=True, notes=())
     assert [line["pod"] for line in logged.lines() if line["event"] == "evicting"] == ["shop/big"]

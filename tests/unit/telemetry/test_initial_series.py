@@ -42,6 +42,12 @@ def test_each_threshold_has_evictions_at_zero_by_qos_class_with_the_outcome_of_t
     assert found - derived == wanted
 
 
+def test_with_eviction_requests_the_soft_tier_has_evictions_by_others_at_zero() -> None:
+    conf = ENFORCE._replace(eviction_request=ENFORCE.eviction_request._replace(enabled=True))
+    added = set(initial_series.evictions(conf, decided(conf))) - set(initial_series.evictions(ENFORCE, decided(conf)))
+    assert added == {("memory.available", qos, "soft", "evicted-by-others") for qos in QOSClass}
+
+
 def test_limits_of_pods_have_theirs_while_they_are_configured() -> None:
     conf = CONFIG._replace(local_storage_limits=True, own_limit=CONFIG.own_limit._replace(enabled=True))
     signals = {(signal, tier) for signal, _, tier, _ in initial_series.evictions(conf, decided(conf))}

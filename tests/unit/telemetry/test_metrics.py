@@ -216,6 +216,21 @@ def test_an_eviction_is_counted_by_signal_qos_tier_and_outcome_and_its_answer_ti
     assert series["nodeagent_stage_duration_seconds_bucket", "0.025", "decision-to-outcome"] == len(plan.victims)
 
 
+@pytest.mark.parametrize("last", [OutcomeKind.EVICTED_BY_OTHERS, OutcomeKind.REQUEST_WITHDRAWN])
+def test_each_outcome_of_an_eviction_request_has_the_labels_of_its_victim(last: OutcomeKind) -> None:
+    metrics = make()
+    plan, seen = decided(available=GI)
+    metrics.observe_plan(plan, seen)
+    kinds = (OutcomeKind.REQUEST_UNCERTAIN, OutcomeKind.REQUESTED, OutcomeKind.REQUEST_FAILED, last)
+    for kind in kinds:
+        metrics.observe_outcome(Outcome(plan.id, plan.victims[0].pod.uid, kind, "", NOW + 1))
+    series = read(metrics)
+    for kind in kinds:
+        assert series["nodeagent_evictions_total", kind.value, "Burstable", "memory.available", "hard"] == 1
+    metrics.observe_outcome(Outcome(plan.id, plan.victims[0].pod.uid, last, "", NOW + 2))
+    assert read(metrics)["nodeagent_evictions_total", last.value, "other", "other", "other"] == 1
+
+
 def test_an_outcome_without_a_known_victim_is_counted_as_other() -> None:
     metrics = make()
     metrics.observe_outcome(Outcome("old-1", "uid", OutcomeKind.TIMED_OUT, "", NOW))
