@@ -483,7 +483,7 @@ class Agent:
             log_lines_dropped=self._runtime.lines_dropped(),
             brakes_active=len(self._runtime.brakes.active),
             oom_scores_raised=self._runtime.oom_scores.pods,
-            eviction_requests_in_flight=counts.in_flight,
+            api_evictions_in_flight=counts.in_flight,
             api_identity=counts.api_identity,
             workers_stuck=[each.kind for each in workers.stuck_workers()],
             worker_failures=workers.failure_counts(),

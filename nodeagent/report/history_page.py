@@ -71,7 +71,7 @@ def event_marks(evictions: Iterable[EvictionMark], oom_kills: Iterable[OomKillMa
 _EVICTION_WORDS: Final = {
     Method.DELETE.value: "deletion",
     Method.KILL.value: "kill",
-    Method.REQUEST.value: "eviction request",
+    Method.REQUEST.value: "EvictionRequest",
 }
 
 

@@ -311,9 +311,9 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "Pods whose oom_score_adj is raised (`escalation.oomScoreAdj`).",
     ),
     Family(
-        "nodeagent_eviction_requests_in_flight",
+        "nodeagent_api_evictions_in_flight",
         exposition.GAUGE,
-        "Eviction requests that the API server has not answered yet.",
+        "Evictions and deletions of pods that the API server has not answered yet; not EvictionRequests.",
     ),
     Family(
         "nodeagent_workers_stuck",

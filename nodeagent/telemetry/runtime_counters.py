@@ -40,7 +40,7 @@ class RuntimeCounters(NamedTuple):
     log_lines_dropped: int = 0
     brakes_active: int = 0
     oom_scores_raised: int = 0
-    eviction_requests_in_flight: int = 0
+    api_evictions_in_flight: int = 0
     api_identity: str = ""
     """Whose rights the requests for pods use: `node` or `serviceAccount`; empty: no answer of the API server yet."""
     workers_stuck: Sequence[str] = ()
@@ -83,7 +83,7 @@ def _cluster(counters: RuntimeCounters, now: float) -> Iterator[Sample]:
         yield Sample("nodeagent_condition_wanted_seconds", labels, conflict.wanted_s)
         yield Sample("nodeagent_condition_true_seconds", labels, conflict.true_s)
     yield Sample("nodeagent_condition_writes", (), counters.condition_writes)
-    yield Sample("nodeagent_eviction_requests_in_flight", (), counters.eviction_requests_in_flight)
+    yield Sample("nodeagent_api_evictions_in_flight", (), counters.api_evictions_in_flight)
     if counters.api_identity:
         yield Sample("nodeagent_api_identity", (counters.api_identity,), 1)
     for worker, number in collections.Counter(counters.workers_stuck).items():

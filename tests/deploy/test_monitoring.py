@@ -158,7 +158,7 @@ def test_each_panel_of_events_shows_the_first_one_and_before_it_none(tmp_path: P
         "Evicted in the range",
         "Races lost in the range",
         "Evictions by signal and tier",
-        "Outcomes of eviction requests",
+        "Outcomes of evictions",
         "Refusals by code",
     }
     steps = []
@@ -180,7 +180,7 @@ def test_a_gap_in_the_scrapes_is_not_shown_as_events(tmp_path: Path) -> None:
         f'nodeagent_build_info{{{NODE}, version="0.1.0"}}': "1x20 _x20 1x20",
         f'nodeagent_evictions_total{{{NODE}, outcome="forbidden"}}': "7x20 _x20 7x20",
     }
-    [expr] = [expr for where, expr in expressions().items() if "Outcomes of eviction requests" in where]
+    [expr] = [expr for where, expr in expressions().items() if "Outcomes of evictions" in where]
     step = {
         "expr": f"max({expr.replace('$__rate_interval', '5m')})",
         "eval_time": "42m",

@@ -246,7 +246,7 @@ FLEET: Final = Dashboard(
             ),
         ),
         Panel(
-            "Outcomes of eviction requests",
+            "Outcomes of evictions",
             (
                 Query(
                     or_zero(f"sum by (outcome) ({increased('nodeagent_evictions_total')})"),
