@@ -50,9 +50,9 @@ class OutcomeKind(enum.StrEnum):
     PDB_CONFLICT = "pdb-conflict"
     """500: more than one PodDisruptionBudget matches."""
     NOT_FOUND = "not-found", _GOOD
-    """404, and the API server no longer lists the pod."""
+    """400, 404, 409 or 422, and the API server no longer lists the pod."""
     CONFLICT = "conflict"
-    """409: another pod (UID) has this name now, or its version moved."""
+    """409, twice: the version of the pod moved. Or 400, 409 or 422, and another pod (UID) has its name now."""
     INVALID = "invalid"
     """400 or 422, twice: a wrong request, a defect of the agent or of the server. Or 404 twice for a pod that the API
     server lists. Or 403 of an admission policy or webhook for this pod."""
@@ -61,7 +61,8 @@ class OutcomeKind(enum.StrEnum):
     UNAUTHORIZED = "unauthorized"
     """401."""
     SERVER_ERROR = "server-error"
-    """Other 5xx, or an answer that is not the API's (a redirect, a proxy's page): the pod may be terminating."""
+    """Other 5xx, or an answer that is not the API's (a redirect, a proxy's page): the pod may be terminating. Or 404
+    twice, and the list of the pods was not answered: the pod may exist."""
     TIMED_OUT = "timed-out"
     """No complete answer in time, after bytes of the request may have left: the pod may be terminating."""
     UNREACHABLE = "unreachable"

@@ -354,11 +354,20 @@ class RefusalCode(enum.StrEnum):
         "pdb-conflict",
         _limit("The last request for this pod failed because more than one PodDisruptionBudget selects it."),
     )
-    NOT_FOUND = "not-found", _limit("The API server answered 404 for this pod, and the pod still runs; retried soon.")
+    NOT_FOUND = (
+        "not-found",
+        _limit(
+            "The API server answered 400, 404, 409 or 422 for this pod and does not list it, and the pod still runs; "
+            "retried soon."
+        ),
+    )
     CONFLICT = "conflict", _limit("The API server answered 409 for this pod, and the pod still runs; retried soon.")
     INVALID = (
         "invalid",
-        _limit("The API server answered 400, 422, or 403 by admission for this pod, which still runs; retried soon."),
+        _limit(
+            "The API server answered 400, 422, 404 although it lists the pod, or 403 by admission for this pod, which "
+            "still runs; retried soon."
+        ),
     )
     NOT_KILLED = "not-killed", _limit("The kernel refused the last kill of this pod.")
 
@@ -582,7 +591,10 @@ class RefusalCode(enum.StrEnum):
     )
     SERVER_ERROR = (
         "server-error",
-        _decision("The API server failed to answer the last request; the message has the next time."),
+        _decision(
+            "The API server failed to answer the last request, or answered 404 but not the list of the pods; the "
+            "message has the next time."
+        ),
     )
     TIMED_OUT = (
         "timed-out",

@@ -48,7 +48,7 @@ SLACK_S: Final = 15.0
 KILLED_S: Final = 5.0
 """How long the release of a killed pod is expected. A process with 400 MiB exits within a tenth of a second."""
 NOT_FOUND_RELEASE_S: Final = 1.0
-"""How long a pod that the API server answered 404 for is expected to vanish from the node. If it does, its release is
+"""How long a pod that the API server does not list is expected to vanish from the node. If it does, its release is
 pending; if not, the next decision may evict it again."""
 DISK_RELEASE_S: Final = 30.0
 """How long after its cgroup the files of a pod are expected to be removed. The kubelet waits as long before it judges
@@ -68,7 +68,7 @@ class EvictionStage(enum.StrEnum):
     REQUESTED = "requested"
     """An EvictionRequest exists; nobody has evicted the pod yet."""
     UNLISTED = "unlisted"
-    """The API server answered 404, and the pod still runs."""
+    """The API server does not list the pod, and it still runs."""
     ACCEPTED = "accepted"
     KILLED = "killed"
     DRY_RUN = "dry-run"
@@ -129,6 +129,7 @@ TRANSITIONS: Final[Mapping[tuple[EvictionStage, EvictionEvent], EvictionStage | 
 }
 
 _BY_TOKENS: Final = "if the eviction spent tokens; a terminating pod that is only shortened has no part in it"
+_RETURN: Final = "its tokens return"
 _UNREAD: Final = "only if the pod is terminating or no longer listed, or finished after an EvictionRequest"
 MACHINE: Final = Machine(
     "Evictions in flight",
@@ -140,7 +141,7 @@ MACHINE: Final = Machine(
         _E.ACCEPTED_BY_API: "200, 201 or 202: the pod is terminating",
         _E.NO_ANSWER: "timeout or server error: the request may have been carried out",
         _E.NOT_EVICTED: "the answer proves that nothing was evicted",
-        _E.NOT_LISTED: "404",
+        _E.NOT_LISTED: "the API server does not list the pod, after a 400, 404, 409 or 422",
         _E.KILLED: "the last resort ended its processes",
         _E.NOT_SENT: "dry run",
         _E.REQUESTED: "201: the EvictionRequest exists",
@@ -148,12 +149,16 @@ MACHINE: Final = Machine(
         _E.TERMINATING: "a snapshot shows a deletion timestamp",
         _E.CGROUP_GONE: "a snapshot newer than the decision's has no cgroup of the pod",
         _E.TIME_UP: f"{SLACK_S:.0f} s after its grace, {KILLED_S:.0f} s after a kill, "
-        f"{NOT_FOUND_RELEASE_S:.0f} s after a 404; the deadline of an EvictionRequest",
+        f"{NOT_FOUND_RELEASE_S:.0f} s in `unlisted`; the deadline of an EvictionRequest",
         _E.RELEASED: "all evictions of the decision are gone, and a newer sample shows what they released",
     },
     remarks={
-        (_S.PLANNED, _E.NOT_EVICTED): "its tokens return",
-        (_S.PLANNED, _E.NOT_LISTED): "its tokens return",
+        (_S.PLANNED, _E.NOT_EVICTED): _RETURN,
+        (_S.PLANNED, _E.NOT_LISTED): _RETURN,
+        **{
+            (stage, _E.REQUEST_ENDED): f"{_RETURN}, except if the pressure has ended"
+            for stage in (_S.PLANNED, _S.UNCERTAIN, _S.REQUESTED)
+        },
         (_S.PLANNED, _E.TERMINATING): _BY_TOKENS,
         (_S.UNCERTAIN, _E.TERMINATING): _BY_TOKENS,
         **{(stage, _E.CGROUP_GONE): _UNREAD for stage in (_S.PLANNED, _S.REQUESTED)},

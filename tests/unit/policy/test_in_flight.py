@@ -319,6 +319,13 @@ def test_an_outcome_changes_nothing_once_another_one_came_first(stage: EvictionS
     assert {in_flight.TRANSITIONS[stage, event] for event in answers} == {stage}
 
 
+def test_the_page_of_the_machine_has_each_answer_after_which_tokens_return() -> None:
+    returning = {rule.event for rule in outcomes.OUTCOME_RULES.values() if rule.returns_tokens}
+    wanted = {(EvictionStage.PLANNED, event) for event in returning}
+    wanted |= {(stage, EvictionEvent.REQUEST_ENDED) for stage in (EvictionStage.UNCERTAIN, EvictionStage.REQUESTED)}
+    assert {key for key, text in in_flight.MACHINE.remarks.items() if "tokens return" in text} == wanted
+
+
 def test_every_kind_of_outcome_has_its_rule_and_a_back_off_its_code() -> None:
     assert set(outcomes.OUTCOME_RULES) == set(OutcomeKind)
     for rule in outcomes.OUTCOME_RULES.values():
