@@ -49,6 +49,8 @@ MAX_RECORD_DEPTH: Final = 32
 """Nesting of a record: ours have 7 levels. The readers are recursive."""
 DECISIONS_FILE: Final = "decisions.jsonl"
 OLDER_FILE: Final = "decisions.1.jsonl"
+RECORDS_OF_A_DECISION: Final = ("outcome", "relief", "reclaim", "hook", "resize")
+"""The kinds of records about what came of a decision; `planId` is its id."""
 
 
 class RecordsError(Exception):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, Final, NamedTuple
 
 from nodeagent.model import RecordedSample
+from nodeagent.records import flight_recorder, snapshot_file
 from nodeagent.records import recording as recordings
-from nodeagent.records import snapshot_file
 from nodeagent.records.pseudonyms import Pseudonyms
 from nodeagent.records.recording import Recording
 from nodeagent.records.snapshot_documents import Documents
@@ -23,7 +23,6 @@ AFTER_S: Final = 300.0
 """The release of its memory takes seconds, a second eviction a minute or two."""
 FOLLOWING_S: Final = 900.0
 """How long after the window the outcomes of its decisions are searched."""
-RECORDS_OF_A_DECISION: Final = frozenset({"outcome", "relief", "reclaim"})
 
 Progress = Callable[[str], None]
 
@@ -146,7 +145,7 @@ def _records(recording: Recording, window: Window, names: Pseudonyms | None) -> 
     inside: set[str] = set()
     for record in recording.records():
         wall = record.get("wallTime")
-        follows = record.get("record") in RECORDS_OF_A_DECISION and str(record.get("planId")) in inside
+        follows = record.get("record") in flight_recorder.RECORDS_OF_A_DECISION and str(record.get("planId")) in inside
         if window.contains(wall):
             inside.add(str(record.get("id")))
         elif not (follows and later.contains(wall)):

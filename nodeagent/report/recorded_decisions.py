@@ -22,7 +22,8 @@ class ExplainError(Exception):
 
 
 class RecordedDecision(NamedTuple):
-    """Everything recorded about one decision."""
+    """Everything recorded about one decision; the later records in the order of
+    `flight_recorder.RECORDS_OF_A_DECISION`."""
 
     id: str
     decision: JsonObject
@@ -49,9 +50,7 @@ def read_decisions(path: Path) -> tuple[RecordedDecision, ...]:
 def group(records: Iterable[JsonObject]) -> tuple[RecordedDecision, ...]:
     """The decisions in these records, in the order in which their ids first appear."""
     decisions: dict[str, JsonObject] = {}
-    later: dict[str, dict[str, list[JsonObject]]] = {
-        kind: {} for kind in ("outcome", "relief", "reclaim", "hook", "resize")
-    }
+    later: dict[str, dict[str, list[JsonObject]]] = {kind: {} for kind in flight_recorder.RECORDS_OF_A_DECISION}
     order: dict[str, None] = {}
     for record in records:
         kind = str(record.get("record"))
