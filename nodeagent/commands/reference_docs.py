@@ -218,6 +218,12 @@ def _refusals() -> Iterator[str]:
         ),
         ("Why a decision evicts no pod, or not more", "", RefusalKind.DECISION),
         (
+            "Why a memory limit is not raised",
+            "Of `ownLimit.resize`, logged as `not raising limit`. With `waits-for-resize` the pod is not evicted for "
+            "its limit meanwhile; with the others that is decided apart from the raise.",
+            RefusalKind.RESIZE,
+        ),
+        (
             "Why the recheck refuses a victim",
             "Right before acting the node is sampled again (outcome `recheck-refused`). The protections that depend on "
             "the pod's object are checked again as well.",

@@ -10,7 +10,7 @@ Promises:
 4. A failure is a note and a log line, and the next event tries again.
 
 Theory of operation. An event is due some seconds later, so that the file also has what came of it. A refusal has lasted
-when every decision since `LASTED_S` refused to evict; it is written once, until a decision refuses nothing.
+when every decision since `LASTED_S` refused to evict; it is written once, until a decision refuses no eviction.
 """
 
 from collections.abc import Callable
@@ -117,7 +117,7 @@ class AutoSnapshots:
         self._short_devices = sample_recorder.short_devices(plan.signals)
         if plan.victims:
             self._request(_Due(EVICTION, plan.id, wall, now + EVICTION_DELAY_S))
-        if plan.victims or not plan.refusals:
+        if plan.victims or not plan.eviction_refusals:
             self._refused_since, self._refusal_written = None, False
         elif self._refused_since is None:
             self._refused_since = now

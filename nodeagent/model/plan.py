@@ -8,7 +8,7 @@ from nodeagent.model.hooks import HookOrder
 from nodeagent.model.notes import Note
 from nodeagent.model.outcomes import Outcome
 from nodeagent.model.pods import NodeFitLookup, OwnerLookup, Pod, PodView
-from nodeagent.model.refusals import Refusal, RefusalCode
+from nodeagent.model.refusals import Refusal, RefusalCode, RefusalKind
 from nodeagent.model.resizes import ResizeOrder, ResizeOutcome
 from nodeagent.model.signals import ConditionType, Signal, Threshold, Tier
 from nodeagent.model.snapshot import MemoryFigures, Observation
@@ -281,7 +281,8 @@ class Plan(NamedTuple):
     ranked_for: Signal = Signal.MEMORY
     victims: tuple[Victim, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    """Why no pod, or not more, is evicted although a threshold is due."""
+    """Why no pod, or not more, is evicted although a threshold is due or a pod is near its own limit, and why memory
+    limits are not raised."""
     notes: tuple[Note, ...] = ()
     rank_order: tuple[str, ...] = ()
     """Names of the sort keys of `ranking`, most significant first; then namespace, name and UID."""
@@ -307,6 +308,11 @@ class Plan(NamedTuple):
     """What the kubelet has made of earlier ones, by this snapshot."""
     soft_eviction_in_flight: bool = False
     """The soft tier evicts a pod for the node, or has evicted one that is not gone yet."""
+
+    @property
+    def eviction_refusals(self) -> tuple[Refusal, ...]:
+        """Without those that are only about raises of memory limits."""
+        return tuple([each for each in self.refusals if each.code.kind is not RefusalKind.RESIZE])
 
     @property
     def wants_slot(self) -> bool:

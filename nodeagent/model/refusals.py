@@ -23,6 +23,8 @@ class RefusalKind(enum.StrEnum):
     """The pod is a candidate and is not evicted now."""
     DECISION = "decision"
     """The decision evicts no pod, or not more."""
+    RESIZE = "resize"
+    """The memory limit of the pod is not raised, or not raised again. The decision may evict the pod, or others."""
     RECHECK = "recheck"
     """The recheck right before acting refuses the victim."""
 
@@ -57,6 +59,10 @@ def _decision(
     wants_slot: bool = False,
 ) -> _Attributes:
     return _Attributes(RefusalKind.DECISION, meaning, remedy, tiers, config_key, wants_slot)
+
+
+def _resize(meaning: str, remedy: str = "", *, config_key: str) -> _Attributes:
+    return _Attributes(RefusalKind.RESIZE, meaning, remedy, config_key=config_key)
 
 
 def _recheck(meaning: str, *, tiers: frozenset[Tier] = BOTH_TIERS) -> _Attributes:
@@ -291,11 +297,11 @@ class RefusalCode(enum.StrEnum):
     )
     RATE_LIMIT_RESIZE = (
         "rate-limit-resize",
-        _limit("The token bucket of raises of memory limits is empty.", config_key="rateLimits.resize"),
+        _resize("The token bucket of raises of memory limits is empty.", config_key="rateLimits.resize"),
     )
     RESIZE_IMPOSSIBLE = (
         "resize-impossible",
-        _limit(
+        _resize(
             "The memory limit of the container cannot be raised in place: its resizePolicy restarts it, the limit is "
             "the pod's, the pod is static, the kubelet reports no resources, or another resize of the pod is pending. "
             "The pod is evicted if it opted in to that.",
@@ -305,7 +311,7 @@ class RefusalCode(enum.StrEnum):
     )
     RESIZE_CEILING = (
         "resize-ceiling",
-        _limit(
+        _resize(
             "The memory limit of the container is at `ceiling` or `nodeShare`. The pod is evicted if it opted in to "
             "that.",
             "The pod leaks, or its limit is too low: the message has the limit before the first raise.",
@@ -314,7 +320,7 @@ class RefusalCode(enum.StrEnum):
     )
     RESIZE_NO_HEADROOM = (
         "resize-no-headroom",
-        _limit(
+        _resize(
             "The node does not have what the raise would add, above its memory thresholds and beyond the requests of "
             "its pods, or that is unknown. The pod is evicted if it opted in to that.",
             config_key="ownLimit.resize.step",
@@ -322,7 +328,7 @@ class RefusalCode(enum.StrEnum):
     )
     RESIZE_FAILED = (
         "resize-failed",
-        _limit(
+        _resize(
             "The API server or the kubelet did not carry out the last raise of this container, or the API server does "
             "not serve `pods/resize`; the message has the reason and the next time. The pod is evicted if it opted in "
             "to that.",
@@ -332,7 +338,7 @@ class RefusalCode(enum.StrEnum):
     )
     WAITS_FOR_RESIZE = (
         "waits-for-resize",
-        _limit(
+        _resize(
             "A raise of this container's memory limit was requested, and the kubelet carries it out. The pod is not "
             "evicted meanwhile.",
             config_key="ownLimit.resize",

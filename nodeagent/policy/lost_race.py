@@ -77,7 +77,7 @@ def assess(
     in_flight = tuple([each.pod for each in planned if each.stage is not EvictionStage.DRY_RUN][:MAX_PODS])
     # A dry run has selected its victims before, and counts them as released.
     victims = tuple([each.pod for each in planned if each.stage is EvictionStage.DRY_RUN][:MAX_PODS]) or victims
-    own = tuple([f"{each.code}: {each.message}" for each in plan.refusals][:MAX_REFUSALS])
+    own = tuple([f"{each.code}: {each.message}" for each in plan.eviction_refusals][:MAX_REFUSALS])
     return LostRace(
         loss=_loss(nearest, met=met, in_flight=bool(in_flight), acts=config.mode is Mode.ENFORCE),
         threshold=above_kubelet.short_value(nearest.threshold, capacity=capacity) if nearest is not None else "",
@@ -142,4 +142,4 @@ def _would_be(
     config = config._replace(startup=StartupConfig(fresh_samples=1))
     plan, _ = engine.decide(changed, state, now=at, config=config, cache=cache, always_rank=False)
     victims = tuple([victim.pod.key for victim in plan.victims][:MAX_PODS])
-    return victims, tuple([f"{each.code}: {each.message}" for each in plan.refusals])
+    return victims, tuple([f"{each.code}: {each.message}" for each in plan.eviction_refusals])

@@ -118,12 +118,12 @@ def _headline(recorded: RecordedDecision) -> Cell:
         return Cell(f"evict {', '.join(victims[:2])}{more}", BAD)
     if (resized := explain_resizes.headline(recorded)) is not None:
         return resized
-    codes = [
-        wording.escape_terminal(str(refusal.get("code")))
-        for refusal in record_fields.items(recorded.decision, "refusals")
-    ]
-    if codes:
-        return Cell(f"no pod: {', '.join(codes)}", WARN)
+    for refusals, nothing in (
+        (record_fields.eviction_refusals(recorded.decision), "no pod"),
+        (record_fields.resize_refusals(recorded.decision), "no limit raised"),
+    ):
+        if refusals:
+            return Cell(f"{nothing}: {wording.escape_terminal(', '.join([code for code, _ in refusals]))}", WARN)
     return Cell("nothing was due" if recorded.decision else "dropped", DIM)
 
 
@@ -266,11 +266,8 @@ def _threshold(verdict: JsonObject, unit: Unit) -> str:
 
 def _refusals(recorded: RecordedDecision) -> Section:
     lines = [
-        Cell(
-            f"{wording.escape_terminal(str(each.get('code')))}: {wording.escape_terminal(str(each.get('message')))}",
-            WARN,
-        )
-        for each in record_fields.items(recorded.decision, "refusals")
+        Cell(wording.escape_terminal(f"{code}: {message}"), WARN)
+        for code, message in record_fields.eviction_refusals(recorded.decision)
     ]
     title = "WHY NOT MORE" if record_fields.items(recorded.decision, "victims") else "WHY NO POD"
     return Section(title if lines else "", lines=tuple(lines))

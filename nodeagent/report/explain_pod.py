@@ -78,7 +78,7 @@ def _entry(recorded: RecordedDecision, pod: str) -> PodEntry | None:
         return PodEntry(recorded.id, time, "refused", reason, "", uid)
     if record_fields.items(decision, "victims"):
         return PodEntry(recorded.id, time, "not-needed", f"{rank}; {_keys(ranked)}", "", uid)
-    why = ", ".join(str(each.get("code")) for each in record_fields.items(decision, "refusals"))
+    why = ", ".join([code for code, _ in record_fields.eviction_refusals(decision)]) or "nothing was due"
     return PodEntry(recorded.id, time, "candidate", f"{rank}, no pod was evicted: {why}", "", uid)
 
 

@@ -1,4 +1,5 @@
-"""`nodeagent explain`: the resizes that a decision ordered (`ownLimit.resize`), and what came of each."""
+"""`nodeagent explain`: the resizes that a decision ordered (`ownLimit.resize`), what came of each, and why others were
+not ordered."""
 
 from nodeagent.report import record_fields, wording
 from nodeagent.report.cells import GOOD, WARN, Cell, Section
@@ -15,10 +16,15 @@ def headline(recorded: RecordedDecision) -> Cell | None:
 
 
 def section(recorded: RecordedDecision) -> Section:
-    """Each order with its reason, then the answer of the API server and what the kubelet has made of it."""
+    """Each order with its reason, then why others were not made, the answers of the API server and what the kubelet has
+    made of them."""
     lines = [
         Cell(wording.escape_terminal(f"{record_fields.pod_name(order)}: {order.get('message')}"))
         for order in _orders(recorded)
+    ]
+    lines += [
+        Cell(wording.escape_terminal(f"{code}: {message}"), WARN)
+        for code, message in record_fields.resize_refusals(recorded.decision)
     ]
     for each in recorded.resizes:
         result, message = str(each.get("result")), str(each.get("message") or "")

@@ -114,7 +114,7 @@ def _search(inputs: DecisionInputs, victim: Victim, signal: Signal, config: Conf
         request=high * STEP,
         now=now,
         victims=tuple(each.pod for each in plan.victims),
-        refusals=tuple(dict.fromkeys(refusal.code for refusal in plan.refusals)),
+        refusals=tuple(dict.fromkeys(refusal.code for refusal in plan.eviction_refusals)),
         limit=limit if limit is not None and limit < high * STEP else None,
         sum_of_requests=_sum_of_requests(_with_request(inputs, victim.pod.uid, signal, high * STEP), signal),
         capacity=capacity,

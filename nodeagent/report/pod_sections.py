@@ -98,7 +98,10 @@ def _pod_legend(report: Report) -> tuple[Cell, ...]:
         for victim in report.plan.victims
     ]
     which = "No other pod" if report.plan.victims else "No pod"
-    lines += [f"{which} would be evicted: {wording.escape_terminal(each.message)}." for each in report.plan.refusals]
+    for each in report.plan.refusals:
+        message = wording.escape_terminal(each.message)
+        resize = each.code.kind is RefusalKind.RESIZE
+        lines.append(f"{message[:1].upper()}{message[1:]}." if resize else f"{which} would be evicted: {message}.")
     if from_host:
         which = "These pods" if from_host == len(report.plan.ranking) else f"{from_host} of these pods"
         lines.append(

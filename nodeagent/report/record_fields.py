@@ -1,12 +1,13 @@
 """Reads fields of records, which may be older than this program: a missing or malformed one is empty or None."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from nodeagent.model import units
+from nodeagent.model import RefusalCode, RefusalKind, units
 from nodeagent.report import wording
 
 JsonObject = Mapping[str, Any]
+_OF_RESIZES: Final = frozenset(str(code) for code in RefusalCode if code.kind is RefusalKind.RESIZE)
 
 
 def items(record: JsonObject, key: str) -> Sequence[JsonObject]:
@@ -22,6 +23,16 @@ def mapping(record: JsonObject, key: str) -> JsonObject:
 def refusals(record: JsonObject) -> list[tuple[str, str]]:
     """Codes and messages of a pod or a decision."""
     return [(str(each.get("code")), str(each.get("message"))) for each in items(record, "refusals")]
+
+
+def eviction_refusals(decision: JsonObject) -> list[tuple[str, str]]:
+    """Codes and messages of why no pod, or not more, was evicted."""
+    return [each for each in refusals(decision) if each[0] not in _OF_RESIZES]
+
+
+def resize_refusals(decision: JsonObject) -> list[tuple[str, str]]:
+    """Codes and messages of why memory limits were not raised."""
+    return [each for each in refusals(decision) if each[0] in _OF_RESIZES]
 
 
 def integer(value: object) -> int | None:

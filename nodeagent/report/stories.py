@@ -339,13 +339,18 @@ def _of_kills(recorded: RecordedDecision, at: float) -> Iterable[Moment]:
 
 def _decision_text(recorded: RecordedDecision, own: str) -> str:
     decision = recorded.decision
-    which = "this decision" if recorded.id == own else f"decision {recorded.id}"
+    which = "this decision" if recorded.id == own else "a decision"
     victims = [record_fields.pod_name(victim) for victim in record_fields.items(decision, "victims")]
     if victims:
+        which = which if recorded.id == own else f"decision {recorded.id}"
         return f"{which}: evict {', '.join(victims)}"
-    codes = [str(refusal.get("code")) for refusal in record_fields.items(decision, "refusals")]
-    text = f"no pod: {', '.join(codes)}" if codes else "nothing was due"
-    return f"{which}: {text}" if recorded.id == own else f"a decision evicts {text}"
+    for refusals, nothing in (
+        (record_fields.eviction_refusals(decision), "evicts no pod"),
+        (record_fields.resize_refusals(decision), "raises no limit"),
+    ):
+        if refusals:
+            return f"{which} {nothing}: {', '.join([code for code, _ in refusals])}"
+    return f"{which}: nothing was due"
 
 
 def relief_text(relief: JsonObject) -> str:

@@ -103,10 +103,13 @@ def _decided(story: Story) -> str:
     decision = story.recorded.decision
     ranking = record_fields.items(decision, "ranking")
     if not story.victims:
-        reasons = "; ".join(
-            f"{each.get('code')}: {each.get('message')}" for each in record_fields.items(decision, "refusals")
-        )
-        return f"to evict no pod: {reasons}" if reasons else "that nothing was due"
+        for refusals, nothing in (
+            (record_fields.eviction_refusals(decision), "to evict no pod"),
+            (record_fields.resize_refusals(decision), "to raise no limit"),
+        ):
+            if refusals:
+                return f"{nothing}: " + "; ".join([f"{code}: {message}" for code, message in refusals])
+        return "that nothing was due"
     parts = []
     for victim in story.victims[:3]:
         ranked = next((each for each in ranking if each.get("uid") == victim.get("uid")), {})

@@ -26,6 +26,7 @@ from nodeagent.model import (
     ReclaimOrder,
     ReclaimOutcome,
     ReclaimResult,
+    RefusalKind,
     ResizeOutcome,
     ResizeResult,
     SignalState,
@@ -278,9 +279,13 @@ class DecisionLog:
             )
 
     def _refusals(self, plan: Plan, *, inputs: DecisionInputs | None) -> bool:
-        """Log why no pod, or not more pods, are evicted, with the protection of the first pods in rank. True if the
-        decision was recorded."""
+        """Log why no pod, or not more pods, are evicted, with the protection of the first pods in rank, and why limits
+        are not raised. True if the decision was recorded."""
         for refusal in plan.refusals:
+            if refusal.code.kind is RefusalKind.RESIZE:
+                facts = {"code": refusal.code, "reason": refusal.message}
+                self._log.info("not raising limit", id=plan.id, **facts, once=f"limit {refusal.code}")
+                continue
             protected = {
                 pod.view.pod.key: pod.refusals[0].message for pod in plan.ranking[:MAX_PODS_IN_LINE] if pod.refusals
             }

@@ -188,7 +188,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family(
         "nodeagent_refusals",
         exposition.COUNTER,
-        "Decisions that evicted no pod, or fewer pods, for this reason (see docs/reasons.md).",
+        "Decisions that evicted no pod or fewer pods, or raised no memory limit, for this reason (docs/reasons.md).",
         ("code",),
     ),
     Family(

@@ -160,7 +160,7 @@ class Metrics:
     def observe_plan(self, plan: Plan, snapshot: NodeSnapshot) -> None:
         """A decision was made on this snapshot. Call it before the victims are handed over."""
         self._last = (plan, snapshot)
-        due = bool(plan.refusals) or plan.acting_on is not None
+        due = plan.acting_on is not None or bool(plan.eviction_refusals)
         self._decisions.add("evict" if plan.victims else "refuse" if due else "calm")
         for refusal in plan.refusals:
             self._refusals.add(refusal.code)

@@ -18,6 +18,7 @@ from tests.support.paths import REPOSITORY
 
 PACK = REPOSITORY / "monitoring"
 NODE = 'node="n1", instance="n1:9655", job="nodeagent"'
+_REFUSALS = f"nodeagent_refusals_total{{{NODE}, code="
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
 
 HEALTHY = (
@@ -38,9 +39,9 @@ HEALTHY = (
     (f"process_resident_memory_bytes{{{NODE}}}", "45000000x700"),
     (f"process_cpu_seconds_total{{{NODE}}}", "0+0.3x700"),
     (f"process_start_time_seconds{{{NODE}}}", "0x700"),
+    (_REFUSALS + '"rate-limit-resize"}', "0+30x700"),
 )
-"""A node that works, one sample a minute."""
-_REFUSALS = f"nodeagent_refusals_total{{{NODE}, code="
+"""A node that works, one sample a minute; memory limits of its pods are not raised."""
 FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
     "NodeAgentMissing": ((HEALTHY[0][0], "_x700"),),
     "NodeAgentDown": ((f"up{{{NODE}}}", "1x10 0x690"),),

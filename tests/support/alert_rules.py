@@ -39,6 +39,11 @@ def evictions_with(outcomes: str, window: str) -> str:
     return f"(({counter} unless {counter} offset {window}) or increase({counter}[{window}]))"
 
 
+_RATE_LIMITS: Final = "|".join(
+    f"rate-limit-{each}" for each in ("node", "namespace", "owner", "signal", "last-resort", "hook")
+)
+"""Of evictions for a threshold; those for a pod's own limit and raises of limits wait without one."""
+
 ALERTS: Final = (
     Alert(
         "NodeAgentMissing",
@@ -149,7 +154,7 @@ ALERTS: Final = (
         "NodeAgentRateLimited",
         "warning",
         "5m",
-        'sum by (node, instance, code) (rate(nodeagent_refusals_total{code=~"rate-limit-.+"}[5m])) > 0',
+        f'sum by (node, instance, code) (rate(nodeagent_refusals_total{{code=~"{_RATE_LIMITS}"}}[5m])) > 0',
         "Evictions on {{ $labels.node }} wait for a rate limit ({{ $labels.code }})",
         "A threshold is due for minutes, and the rate limit {{ $labels.code }} allows no further eviction.",
     ),

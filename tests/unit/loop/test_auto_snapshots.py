@@ -137,6 +137,12 @@ def test_a_refusal_is_written_once_when_it_has_lasted_a_minute(
     assert len(started.works) == 1
 
 
+def test_a_memory_limit_that_is_not_raised_is_no_refusal_to_evict(auto: AutoSnapshots, started: Started) -> None:
+    refusal = Refusal(RefusalCode.RESIZE_CEILING, "the memory limit of shop/web is not raised")
+    observe(auto, CALM._replace(refusals=(refusal,)), *[100.0 + 10 * number for number in range(30)])
+    assert started.works == []
+
+
 def test_nothing_is_written_to_a_file_system_below_a_threshold_until_that_has_passed(
     auto: AutoSnapshots, started: Started, place: SnapshotPlace, tmp_path: Path
 ) -> None:

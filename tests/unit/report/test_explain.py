@@ -85,6 +85,21 @@ def test_a_refusal_has_its_reason(tmp_path: Path) -> None:
     assert "candidate: Burstable" in output
 
 
+def test_why_a_limit_is_not_raised_is_no_reason_of_evictions(tmp_path: Path) -> None:
+    refusals = [{"code": "resize-ceiling", "message": "the memory limit of shop/web is not raised: too high"}]
+    records = [
+        {"record": "decision", "id": "a-1", "refusals": refusals},
+        {"record": "decision", "id": "a-2", "refusals": [*refusals, {"code": "futile", "message": "nothing helps"}]},
+    ]
+    (tmp_path / "decisions.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    rows = text.render((explain.list_section(recorded_decisions.read_decisions(tmp_path)),)).splitlines()
+    assert "no limit raised: resize-ceiling" in rows[1]
+    assert "no pod: futile" in rows[2]
+    output = explained(tmp_path, "a-2")
+    assert "WHY NO POD\nfutile: nothing helps\n" in output
+    assert "RESIZES\nresize-ceiling: the memory limit of shop/web is not raised: too high\n" in output
+
+
 def test_a_decision_about_page_cache_has_both_figures_and_its_refusal(tmp_path: Path) -> None:
     threshold = hard(value=2 * GI, memory_model=MemoryModel.LOWER)
     made = Run(tmp_path, config(threshold))

@@ -139,6 +139,24 @@ def test_the_same_refusal_is_logged_once_for_each_signal(logged: LoggedAgent) ->
     assert len([line for line in lines if line["event"] == "note"]) == 1
 
 
+def test_why_a_limit_is_not_raised_is_recorded_and_logged_beside_an_eviction_as_no_refusal_of_one(
+    logged: LoggedAgent,
+) -> None:
+    refusal = Refusal(RefusalCode.RATE_LIMIT_RESIZE, "the memory limit of shop/web is not raised: burst 0")
+    evicting = acting()._replace(refusals=(refusal,))
+    alone = evicting._replace(id="x-2", victims=(), resizes=())
+    logged.decision_log.log_plan(evicting, acts=True, notes=())
+    for _ in range(3):
+        logged.decision_log.log_plan(alone, acts=True, notes=())
+    assert [each["id"] for each in logged.recorded()] == [evicting.id]
+    logged.decision_log.log_plan(alone._replace(ranked_for=Signal.PID), acts=True, notes=())
+    assert [each["id"] for each in logged.recorded()] == [evicting.id, "x-2"]
+    lines = [line for line in logged.lines() if line["event"] in ("evicting", "not evicting", "not raising limit")]
+    assert [line["event"] for line in lines] == ["evicting", "not raising limit"]
+    assert (lines[1]["code"], lines[1]["reason"]) == (refusal.code, refusal.message)
+    assert "protected" not in lines[1]
+
+
 def test_a_signal_that_oscillates_around_its_threshold_is_logged_once_for_each_state(logged: LoggedAgent) -> None:
     state = initial("abc", now=NOW - 60)
     for number in range(100):

@@ -373,3 +373,14 @@ def test_hooks_are_counted_by_their_result() -> None:
         metrics.observe_hook(HookOutcome("a-1", "u", result, "", NOW))
     series = read(metrics)
     assert (series["nodeagent_hooks_total", "done"], series["nodeagent_hooks_total", "timed-out"]) == (2, 1)
+
+
+def test_a_memory_limit_that_is_not_raised_is_counted_by_its_code_and_refuses_no_eviction() -> None:
+    plan, seen = decided(available=100 * GI)
+    refusal = Refusal(RefusalCode.RESIZE_NO_HEADROOM, "the memory limit of shop/web is not raised")
+    metrics = make()
+    metrics.observe_plan(plan._replace(refusals=(refusal,)), seen)
+    series = read(metrics)
+    assert series["nodeagent_decisions_total", "calm"] == 1
+    assert series["nodeagent_decisions_total", "refuse"] == 0
+    assert series["nodeagent_refusals_total", "resize-no-headroom"] == 1
