@@ -5,8 +5,11 @@ same on one). They are written from the sources of Kubernetes: the order and the
 ValidatePodResize (pkg/apis/core/validation/validation.go, of 1.33), what a patch may change from podResizeStrategy
 (pkg/registry/core/pod/strategy.go: resources and resizePolicy, the rest is dropped), the refusal of nodes from
 NodeRestriction (plugin/pkg/admission/noderestriction/admission.go), the conditions from the kubelet
-(pkg/kubelet/allocation) and KEP-1287. Lowering a memory limit is refused before 1.34. Before 1.33 the subresource does
-not exist, because its feature gate is off; that the answer is then plain text is assumed. Only what this agent sends is
+(pkg/kubelet/allocation) and KEP-1287. From 1.36 on a request
+above the node's allocatable amount is refused at once, by the admission plugin PodResizeValidator
+(plugin/pkg/admission/podresize/admission.go; its text began with a capital before the release); here only where the
+Node has an allocatable amount. Lowering a memory limit is refused before 1.34. Before 1.33 the subresource does not
+exist, because its feature gate is off; that the answer is then plain text is assumed. Only what this agent sends is
 understood: a strategic merge patch with memory of containers.
 """
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 FIRST_MINOR: Final = 33
 LOWERS_SINCE: Final = 34
+REFUSES_MORE_THAN_ALLOCATABLE_SINCE: Final = 36
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 LISTS: Final = ("containers", "initContainers")
 
@@ -45,6 +49,8 @@ def patch(api: "ApiServer", request: Request, target: Target) -> Answer:
             for kind, amounts in change.get("resources", {}).items():
                 resources.setdefault(kind, {}).update(amounts)
     _validate(api, stored, new)
+    if api.minor >= REFUSES_MORE_THAN_ALLOCATABLE_SINCE and new["spec"] != stored["spec"]:
+        _check_allocatable(api, new, target)
     admission.admit(api, request, target, stored, new)
     if request.query.get("dryRun") == "All":
         return Answer(200, new)
@@ -77,6 +83,21 @@ def _validate(api: "ApiServer", old: Json, new: Json) -> None:
         text = ", ".join(f"{field}: Forbidden: {text}" for field, text in problems)
         details = {"name": name, "kind": "Pod", "causes": causes}
         raise RefusedError(422, "Invalid", f'Pod "{name}" is invalid: {text}', details=details)
+
+
+def _check_allocatable(api: "ApiServer", pod: Json, target: Target) -> None:
+    node = api.store.objects["nodes"].get(("", pod["spec"].get("nodeName", "")), {})
+    amount = node.get("status", {}).get("allocatable", {}).get("memory")
+    allocatable = None if amount is None else quantity.parse_quantity(amount)
+    requested = sum(_memory(each, "requests") or 0 for each in pod["spec"]["containers"])
+    if allocatable is not None and requested > allocatable:
+        raise RefusedError(
+            403,
+            "Forbidden",
+            f'pods "{target.name}" is forbidden: node didn\'t have enough allocatable resources: '
+            f"memory, requested: {requested}, allocatable: {allocatable}",
+            details={**target.details(), "causes": [{"reason": "NodeCapacity"}]},
+        )
 
 
 def _limits_below_requests(pod: Json) -> list[tuple[str, str]]:

@@ -34,7 +34,7 @@ def stored_object(api: "ApiServer", target: Target) -> Json:
 
 
 def list_objects(api: "ApiServer", request: Request, target: Target) -> Answer:
-    wanted = field_selector(request, target)
+    wanted, labelled = field_selector(request, target), label_selector(request)
     asked = request.query.get("resourceVersion", "")
     if (
         request.query.get("resourceVersionMatch") == "NotOlderThan"
@@ -50,7 +50,7 @@ def list_objects(api: "ApiServer", request: Request, target: Target) -> Answer:
     entries = [
         (f"/{namespace}/{name}" if not target.namespace else f"/{name}", entry)
         for (namespace, name), entry in sorted(api.store.objects[target.resource].items())
-        if target.namespace in ("", namespace) and wanted(entry)
+        if target.namespace in ("", namespace) and wanted(entry) and labelled(entry)
     ]
     version, start = api.store.version, ""
     if token := request.query.get("continue"):
@@ -183,6 +183,17 @@ def events(
             return
         if now >= until:
             return
+
+
+def label_selector(request: Request) -> Callable[[Json], bool]:
+    """Of `key` and `key=value` alone."""
+    terms = [term.partition("=") for term in request.query.get("labelSelector", "").split(",") if term]
+
+    def wanted(entry: Json) -> bool:
+        labels = entry["metadata"].get("labels") or {}
+        return all(key in labels and (not equals or labels[key] == value) for key, equals, value in terms)
+
+    return wanted
 
 
 def field_selector(request: Request, target: Target) -> Callable[[Json], bool]:

@@ -89,6 +89,22 @@ def test_1_33_lowers_no_memory_limit(api: ApiServer, tmp_path: Path) -> None:
     assert outcome(api, tmp_path, order(api, MemoryAmounts(96 * MI))).result is ResizeResult.ACCEPTED
 
 
+def test_from_1_36_on_a_request_above_the_nodes_allocatable_is_refused_at_once(api: ApiServer, tmp_path: Path) -> None:
+    node = api.node()
+    node["status"]["allocatable"] = {"memory": "1Gi"}
+    api.put_node(node)
+    beyond = order(api, MemoryAmounts(2048 * MI, 2048 * MI))
+    refused = outcome(api, tmp_path, beyond)
+    assert (refused.result, refused.http_status) == (ResizeResult.REFUSED, 403)
+    assert refused.message == (
+        'pods "web" is forbidden: node didn\'t have enough allocatable resources: '
+        "memory, requested: 2147483648, allocatable: 1073741824"
+    )
+    assert limits(api)["limits"] == {"memory": "128Mi"}
+    api.minor = 35
+    assert outcome(api, tmp_path, beyond).result is ResizeResult.ACCEPTED
+
+
 def test_a_server_without_the_subresource_is_known_from_a_pod_that_is_gone(api: ApiServer, tmp_path: Path) -> None:
     wanted = order(api)
     api.minor = 32
