@@ -2,10 +2,11 @@
 
 import json
 import os
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import Credentials, find_credentials
 from nodeagent.kube.node_identity import host_addresses
-from nodeagent.kube.transport import Transport
+from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import OutcomeKind
 
 KUBECONFIG = "NODEAGENT_E2E_KUBECONFIG"
@@ -32,12 +33,21 @@ Json = dict[str, Any]
 
 
 WIPE = "NODEAGENT_E2E_WIPE"
-"""Set: whatever an agent has put on the node is taken off before the tests begin. For what a lost one has left."""
+"""Set: before the tests begin, what an agent has put on the node is taken off, and what earlier runs have made is
+deleted. For what a lost one has left."""
+
+
+RUN_LABEL = "nodeagent.io/e2e-run"
+"""On everything outside the run's namespaces, and on these: the run that made it."""
 
 
 START_S = 100.0
 """For a pod that the kubelet knows of: two to ten seconds were seen, an emulated node needs more. Two images of it are
 within a test's limit."""
+
+
+SELF_REVIEW = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+SELF_REVIEW_BODY = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 
 
 SCHEDULER = "nodeagent-e2e"
@@ -65,6 +75,7 @@ class Cluster:
         self.transport = transport
         self.kubeconfig = kubeconfig
         self.namespace = f"nodeagent-e2e-{uuid.uuid4().hex[:8]}"
+        self.labels = {RUN_LABEL: self.namespace}
         self.node_name = os.environ.get(NODE) or self._some_node()
 
     def get(self, path: str) -> Json:
@@ -82,6 +93,41 @@ class Cluster:
         except ApiError as error:
             if error.kind is not OutcomeKind.NOT_FOUND:
                 raise
+
+    def delete_all(self, paths: Iterable[str], *, grace_s: int | None = None) -> None:
+        """Every one is tried, also after a failure; raises what failed at the end."""
+        failed = []
+        for path in paths:
+            try:
+                self.delete(path, grace_s=grace_s)
+            except ApiError as error:
+                failed.append(f"{path}: {error.message}")
+        if failed:
+            raise RuntimeError(f"not deleted: {'; '.join(failed)}")
+
+    def make_namespace(self, name: str) -> None:
+        """For pods of any form: some share the host's process ids (this_node.py), which the level `baseline` refuses.
+        Raises where no pod could be made in it."""
+        labels = {**self.labels, "pod-security.kubernetes.io/enforce": "privileged"}
+        metadata = {"name": name, "labels": labels}
+        self.post("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        # Pods need their namespace's service account, which a controller makes.
+        if not self.until(lambda: has_service_account(self, name), timeout_s=60):
+            raise RuntimeError(f"no controller has made the service account of the namespace {name}")
+
+    def other_namespaces(self) -> list[str]:
+        """All but the run's own, whose pods alone may be evicted."""
+        names = (each["metadata"]["name"] for each in self.get("/api/v1/namespaces")["items"])
+        return sorted({"kube-system", *names} - {self.namespace})
+
+    def make_pod(self, pod: Json, *, namespace: str = "") -> Json:
+        """Skips where the cluster allows no such pod: by Pod Security, a policy, a webhook, a quota."""
+        try:
+            return self.post(f"/api/v1/namespaces/{namespace or self.namespace}/pods", pod)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            pytest.skip(f"the cluster allows no such pod: {error.message}")
 
     def node(self) -> Json:
         return self.get(f"/api/v1/nodes/{self.node_name}")
@@ -107,13 +153,8 @@ class Cluster:
         node itself is spared (`protection.nodeBound`)."""
         problems = []
         for image, policy in self._images():
-            made = self._pod(name, image, labels or {}, spec or {}, {"imagePullPolicy": policy, **(container or {})})
-            try:
-                self.post(self.pod_path(), made)
-            except ApiError as error:
-                if error.kind is not OutcomeKind.FORBIDDEN:
-                    raise
-                pytest.skip(f"the cluster allows no such pod: {error.message}")
+            more = {"imagePullPolicy": policy, **(container or {})}
+            self.make_pod(self._pod(name, image, labels or {}, spec or {}, more))
             self.bind(name)
             self.until(lambda: self._ready(name) or self._hopeless(name), timeout_s=START_S)
             if self._ready(name):
@@ -181,14 +222,62 @@ class Cluster:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
     def _some_node(self) -> str:
-        nodes = self.get("/api/v1/nodes?limit=500")["items"]
-        ready = [
-            n for n in nodes if any(c["type"] == "Ready" and c["status"] == "True" for c in n["status"]["conditions"])
-        ]
-        if not ready:
-            pytest.skip("no node of the cluster is Ready")
-        here = next((n for n in ready if is_this_machine(n)), ready[0])
+        usable = usable_nodes(self.get("/api/v1/nodes")["items"])
+        if not usable:
+            pytest.skip("no Linux node of the cluster is Ready")
+        here = next((n for n in usable if is_this_machine(n)), usable[0])
         return str(here["metadata"]["name"])
+
+
+def usable_nodes(nodes: list[Json]) -> list[Json]:
+    """The Linux nodes that are Ready, those first that any pod may be scheduled to."""
+
+    def reserved(node: Json) -> bool:
+        spec = node.get("spec", {})
+        return bool(spec.get("unschedulable") or any(t["effect"] != "PreferNoSchedule" for t in spec.get("taints", ())))
+
+    def usable(node: Json) -> bool:
+        labels = node["metadata"].get("labels") or {}
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", ()))
+        virtual = labels.get("type") == "virtual-kubelet"
+        return ready and not virtual and labels.get("kubernetes.io/os", "linux") == "linux"
+
+    return sorted(filter(usable, nodes), key=reserved)
+
+
+def minor_of(version: str) -> int:
+    """The 36 of `v1.36.2+k3s1`."""
+    found = re.match(r"v?\d+\.(\d+)", version)
+    assert found, version
+    return int(found[1])
+
+
+def server_minor(cluster: Cluster) -> int:
+    return minor_of(cluster.get("/version")["gitVersion"])
+
+
+def sleeping_pod(name: str, node: str, **spec: object) -> Json:
+    """A pod on this node whose image does not exist, so that it never runs. The level `restricted` allows it."""
+    container = {
+        "name": "c",
+        "image": "nodeagent.invalid/none",
+        "imagePullPolicy": "Never",
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "nodeName": node,
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 1,
+            "tolerations": [{"operator": "Exists"}],
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container],
+            **spec,
+        },
+    }
 
 
 def is_this_machine(node: Json) -> bool:
@@ -206,6 +295,18 @@ def has_service_account(cluster: Cluster, namespace: str) -> bool:
             return False
         raise
     return True
+
+
+def as_account(cluster: Cluster, token: str, directory: Path) -> Transport:
+    """The API server with a service account's token. Skips where the kubeconfig names a proxy that takes none."""
+    transport = connect(with_token(cluster, token, directory), request_timeout_s=15.0)
+    try:
+        transport.request("POST", SELF_REVIEW, body=json.dumps(SELF_REVIEW_BODY).encode())
+    except ApiError as error:
+        if error.kind is not OutcomeKind.UNAUTHORIZED:
+            raise
+        pytest.skip(f"{transport.server} takes no token of a service account: {error.message}")
+    return transport
 
 
 def with_token(cluster: Cluster, token: str, directory: Path) -> Credentials:

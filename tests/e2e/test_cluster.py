@@ -41,7 +41,7 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.runtime.clock import boottime
-from tests.e2e.cluster import SCHEDULER, Cluster, Json, with_token
+from tests.e2e.cluster import SCHEDULER, Cluster, Json, as_account, sleeping_pod, with_token
 from tests.e2e.this_node import at_work, wipe
 from tests.e2e.watch_log import WatchLog
 
@@ -76,18 +76,6 @@ def eventually(holds: Callable[[], object], timeout_s: float = 60.0) -> None:
     while not holds():
         assert time.monotonic() < end, "it never came true"
         pause.wait(0.05)
-
-
-def idle_pod(cluster: Cluster, name: str) -> Json:
-    """A pod that never starts: bound to the node it is one of its pods all the same."""
-    spec = {
-        "nodeName": cluster.node_name,
-        "terminationGracePeriodSeconds": 30,
-        "automountServiceAccountToken": False,
-        "tolerations": [{"operator": "Exists"}],
-        "containers": [{"name": "c", "image": "nodeagent.invalid/none", "imagePullPolicy": "Never"}],
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +115,12 @@ def test_the_nodes_pods_are_listed_as_the_api_has_them(cluster: Cluster) -> None
 
 def test_a_pod_that_names_its_node_is_distinguished_from_one_that_was_scheduled(cluster: Cluster) -> None:
     """What `protection.nodeBound` goes by. Neither pod need run."""
-    named = idle_pod(cluster, "named")
-    scheduled = idle_pod(cluster, "scheduled")
+    named = sleeping_pod("named", cluster.node_name)
+    scheduled = sleeping_pod("scheduled", cluster.node_name)
     del scheduled["spec"]["nodeName"]
     scheduled["spec"]["schedulerName"] = SCHEDULER
     for each in (named, scheduled):
-        cluster.post(cluster.pod_path(), each)
+        cluster.make_pod(each)
     cluster.bind("scheduled")
 
     def reasons() -> dict[str, str]:
@@ -151,7 +139,7 @@ def test_a_pod_is_added_and_deleted_in_the_watch(cluster: Cluster) -> None:
     watch = PodWatch(cluster.transport, cluster.node_name)
     watch.start()
     eventually(lambda: watch.view().synced_at)
-    cluster.post(cluster.pod_path(), idle_pod(cluster, "seen"))
+    cluster.make_pod(sleeping_pod("seen", cluster.node_name))
     key = f"{cluster.namespace}/seen"
     eventually(lambda: key in {p.key for p in watch.view().pods})
     cluster.delete(cluster.pod_path("seen"), grace_s=0)
@@ -164,7 +152,8 @@ def test_a_pod_is_marked_as_disrupted_and_deleted_with_the_requested_grace(clust
     """What `escalation.onBlocked: delete` does. The pod need not run for it."""
     watch_log = WatchLog(cluster)
     try:
-        target = victim(cluster.post(cluster.pod_path(), idle_pod(cluster, "marked")), method=Method.DELETE)
+        pod = sleeping_pod("marked", cluster.node_name, terminationGracePeriodSeconds=30)
+        target = victim(cluster.make_pod(pod), method=Method.DELETE)
         eventually(lambda: watch_log.pods("marked"))
         assert evict(cluster, target).kind is OutcomeKind.ACCEPTED
         watch_log.wait(lambda: any(e.terminating for e in watch_log.pods("marked")), "the deletion", timeout_s=60)
@@ -231,14 +220,14 @@ def test_a_pdb_refuses_until_it_is_deleted_and_then_the_pod_is_evicted(cluster: 
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
-            "metadata": {"name": "all"},
+            "metadata": {"name": "keeps-one"},
             "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "budgeted"}}},
         },
     )
     refused = evict(cluster, victim(running))
     assert refused.kind is OutcomeKind.BLOCKED_BY_PDB
-    assert "all" in refused.message
-    cluster.delete(f"{pdbs}/all")
+    assert "keeps-one" in refused.message
+    cluster.delete(f"{pdbs}/keeps-one")
     eventually(lambda: evict(cluster, victim(running)).kind in (OutcomeKind.ACCEPTED, OutcomeKind.NOT_FOUND))
     assert cluster.until(lambda: cluster._gone("budgeted"), timeout_s=60)
 
@@ -330,7 +319,7 @@ def test_missing_rights_are_named(cluster: Cluster, tmp_path: Path) -> None:
     account = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/default/token"
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 600}}
     token = cluster.post(account, request)["status"]["token"]
-    transport = connect(with_token(cluster, token, tmp_path))
+    transport = as_account(cluster, token, tmp_path)
     with pytest.raises(ApiError) as refused:
         list_pods(transport, cluster.node_name)
     assert refused.value.kind is OutcomeKind.FORBIDDEN

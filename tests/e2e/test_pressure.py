@@ -212,7 +212,7 @@ def check_events(cluster: Cluster, pressure: Pressure, hog: Json, run: Run) -> N
     [accepted] = run.logged("eviction accepted")
 
     def events_about(namespace: str, reason: str, about: tuple[str, str], plans: set[str]) -> list[Json]:
-        found = cluster.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events?limit=1000")["items"]
+        found = cluster.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
         return [e for e in found if e.get("reason") == reason and _about(e) == about and _plan(e) in plans]
 
     def on_the_pod() -> list[Json]:

@@ -58,12 +58,17 @@ for line in sys.stdin:
 """
 
 
+def configured_sampling() -> Json:
+    found: Json = json.loads(os.environ.get(SAMPLING, "{}"))
+    return found
+
+
 class ThisNode:
     """The node that the tests run on."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.sampling: Json = {"interval": "200ms", **json.loads(os.environ.get(SAMPLING, "{}"))}
+        self.sampling: Json = {"interval": "200ms", **configured_sampling()}
         self.kubelet_dir = Path(str(self.sampling.get("kubeletDir", "/var/lib/kubelet")))
 
     def start_pod(self, name: str, *, labels: dict[str, str] | None = None) -> Json:
@@ -192,7 +197,6 @@ class Threshold(NamedTuple):
 def configuration(node: ThisNode, directory: Path, threshold: Threshold) -> Path:
     """One threshold, and no pod to evict outside the run's namespace."""
     name = {threshold.signal: threshold.value}
-    namespaces = [each["metadata"]["name"] for each in node.cluster.get("/api/v1/namespaces?limit=1000")["items"]]
     settings: Json = {
         "apiVersion": "nodeagent.io/v1alpha1",
         "kind": "NodeAgentConfiguration",
@@ -204,7 +208,7 @@ def configuration(node: ThisNode, directory: Path, threshold: Threshold) -> Path
         "evictionPressureTransitionPeriod": "3s",
         "sampling": node.sampling,
         "protection": {
-            "namespaces": sorted({"kube-system", *namespaces} - {node.cluster.namespace}),
+            "namespaces": node.cluster.other_namespaces(),
             "barePods": False,
             "minimumAge": "0s",
         },

@@ -18,6 +18,7 @@ from nodeagent.config import quantity
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import connect
 from tests.e2e.cluster import Cluster
+from tests.e2e.installation import Installation
 from tests.e2e.this_node import wipe
 from tests.fake_kube import ApiServer, Json, Request, node_object, pod, resize
 from tests.support.livenode import Run
@@ -25,12 +26,19 @@ from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.timeout(300)
 
+DAEMONSET = "test_the_daemonset_becomes_ready_answers_and_publishes_its_conditions"
+
 
 def ready_node(image: str) -> Json:
     node: Json = node_object("node-1")
     node["status"]["conditions"].append({"type": "Ready", "status": "True", "reason": "KubeletReady"})
     node["status"]["images"] = [{"names": [image]}] if image else []
     return node
+
+
+def connected(api: ApiServer, tmp_path: Path) -> Cluster:
+    kubeconfig = str(api.kubeconfig(tmp_path / "kubeconfig"))
+    return Cluster(connect(find_credentials(kubeconfig)), kubeconfig)
 
 
 def run_suite(api: ApiServer, tmp_path: Path, suite: str = "test_cluster.py") -> str:
@@ -64,7 +72,41 @@ def test_the_suite_passes_and_leaves_nothing_behind(tmp_path: Path, image: str) 
         assert "no pod starts on node-1" in output
 
 
-def test_the_suite_of_resizes_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("server", "kubelet_version", "result"),
+    [
+        (36, "v1.36.2", "4 passed"),
+        (35, "v1.35.0", "4 passed"),
+        (36, "v1.33.4-gke.1", "3 passed, 1 skipped"),  # raised, and not lowered
+        (33, "v1.33.0+k3s1", "2 passed, 2 skipped"),
+        (36, "v1.32.1", "4 skipped"),
+    ],
+)
+def test_the_suite_of_resizes_passes(tmp_path: Path, server: int, kubelet_version: str, result: str) -> None:
+    image = "registry.k8s.io/pause:3.10"
+    node = ready_node(image)
+    node["status"] |= {"allocatable": {"memory": "3060000Ki"}, "nodeInfo": {"kubeletVersion": kubelet_version}}
+
+    def start_limited(pod: Json) -> None:
+        start(pod)
+        pod["status"]["containerStatuses"] = [{"name": "c", "restartCount": 0, "state": {"running": {}}}]
+        resize.carry_out(pod)
+
+    with ApiServer(node=node, minor=server) as api:
+
+        def act(entry: Json) -> None:
+            wanted = entry["spec"]["containers"][0]["resources"]["requests"]["memory"]
+            beyond = quantity.parse_quantity(wanted) > 1 << 40
+            change = resize.call_infeasible if beyond else resize.carry_out
+            api.modify_pod(entry["metadata"]["namespace"], entry["metadata"]["name"], change)
+
+        api.on_resize = lambda entry: threading.Thread(target=act, args=(entry,), daemon=True).start()
+        with kubelet(api, image, start_limited):
+            output = run_suite(api, tmp_path, "test_resize.py")
+    assert output.splitlines()[-1].startswith(result), output
+
+
+def test_a_resize_that_the_kubelet_calls_infeasible_is_not_tried(tmp_path: Path) -> None:
     image = "registry.k8s.io/pause:3.10"
 
     def start_limited(pod: Json) -> None:
@@ -75,14 +117,38 @@ def test_the_suite_of_resizes_passes(tmp_path: Path) -> None:
     with ApiServer(node=ready_node(image)) as api:
 
         def act(entry: Json) -> None:
-            wanted = entry["spec"]["containers"][0]["resources"]["requests"]["memory"]
-            beyond = quantity.parse_quantity(wanted) > 1 << 40
-            change = resize.call_infeasible if beyond else resize.carry_out
-            api.modify_pod(entry["metadata"]["namespace"], entry["metadata"]["name"], change)
+            api.modify_pod(entry["metadata"]["namespace"], entry["metadata"]["name"], resize.call_infeasible)
 
         api.on_resize = lambda entry: threading.Thread(target=act, args=(entry,), daemon=True).start()
         with kubelet(api, image, start_limited):
-            assert "4 passed" in run_suite(api, tmp_path, "test_resize.py")
+            output = run_suite(
+                api, tmp_path, "test_resize.py::test_a_memory_limit_is_raised_and_restored_without_a_restart"
+            )
+    assert "containers with swap is not supported" in output
+
+
+def test_a_cluster_that_allows_no_such_pods_is_not_a_failure(tmp_path: Path) -> None:
+    """Admission's 403 differs from that of a missing right."""
+    with ApiServer(node=ready_node("registry.k8s.io/pause:3.10")) as api:
+        api.admit = lambda asked, *_: ["violates the policy"] if asked["resource"]["resource"] == "pods" else []
+        output = run_suite(api, tmp_path)
+        assert "the cluster allows no such pod" in output
+        assert not api.store.objects["namespaces"]
+
+
+def test_what_a_lost_run_has_left_is_removed_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among it a Node object that never had a kubelet, and so no conditions."""
+    labels = {"nodeagent.io/e2e-run": "nodeagent-e2e-lost"}
+    with ApiServer(node=ready_node("")) as api:
+        lost: dict[str, Json] = {"nodes": {"spec": {}, "status": {}}, "clusterroles": {"rules": []}, "namespaces": {}}
+        for kind, content in lost.items():
+            api.store.put(kind, {"metadata": {"name": f"a-lost-{kind}", "labels": labels}, **content}, "ADDED")
+        api.store.put("clusterroles", {"metadata": {"name": "admin"}, "rules": []}, "ADDED")
+        monkeypatch.setenv("NODEAGENT_E2E_WIPE", "1")
+        run_suite(api, tmp_path)
+        assert list(api.store.objects["clusterroles"]) == [("", "admin")]
+        assert list(api.store.objects["nodes"]) == [("", "node-1")]
+        assert not api.store.objects["namespaces"]
 
 
 def test_what_an_agent_has_set_that_is_already_there_is_not_touched_unless_requested(
@@ -118,8 +184,7 @@ def test_what_a_lost_agent_left_is_taken_off_while_the_control_plane_writes_too(
                 api.patch_node({"spec": {"taints": [ours, theirs]}})
 
         api.at_request = meanwhile
-        kubeconfig = str(api.kubeconfig(tmp_path / "kubeconfig"))
-        wipe(Cluster(connect(find_credentials(kubeconfig)), kubeconfig))
+        wipe(connected(api, tmp_path))
         assert refused
         assert api.condition("NodeAgentPIDPressure") is None
         assert api.node()["spec"]["taints"] == [theirs]
@@ -295,6 +360,59 @@ def test_an_installation_without_constrained_impersonation_has_the_direct_rights
         assert nothing_is_left(api)
         assert list(api.store.objects["nodes"]) == [("", "node-1")]
         assert [r.path for r in api.sent("POST", "/nodes")] == ["/api/v1/nodes"]
+
+
+@pytest.mark.parametrize("minor", [36, 35])
+def test_the_daemonset_has_the_rights_that_it_needs_when_it_is_tried_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int
+) -> None:
+    with ApiServer(node=ready_node(""), minor=minor) as api:
+        api.linger_s = None
+        monkeypatch.setenv("NODEAGENT_E2E_IMAGE", "nodeagent:0.1.0")
+        daemonsets = DaemonSets(api, tmp_path)
+        try:
+            output = run_suite(api, tmp_path, f"test_installation.py::{DAEMONSET}")
+        finally:
+            daemonsets.close()
+        assert "1 passed" in output, output
+        assert nothing_is_left(api)
+
+
+def test_a_daemonset_whose_pods_the_cluster_refuses_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = 'pods "nodeagent-" is forbidden: unable to validate against any security context constraint'
+    with ApiServer(node=ready_node("")) as api:
+        monkeypatch.setenv("NODEAGENT_E2E_IMAGE", "nodeagent:0.1.0")
+
+        def refuse(request: Request, done: bool) -> None:
+            if done and request.method == "POST" and request.path.endswith("/daemonsets"):
+                metadata = {"name": "refused", "namespace": request.path.split("/")[5]}
+                event = {"metadata": metadata, "reason": "FailedCreate", "message": f"Error creating: {message}"}
+                api.store.put("events", event, "ADDED")
+
+        api.at_request = refuse
+        output = run_suite(api, tmp_path, f"test_installation.py::{DAEMONSET}")
+        assert message in output
+        assert nothing_is_left(api)
+
+
+def test_what_cannot_be_deleted_does_not_keep_the_rest(tmp_path: Path) -> None:
+    with ApiServer(node=ready_node("")) as api:
+        cluster = connected(api, tmp_path)
+        made = Installation(cluster)
+        for document in made.documents:
+            if document["kind"] not in ("ConfigMap", "DaemonSet"):
+                made.make(document)
+        api.forbid("delete", "validatingadmissionpolicies")
+        with pytest.raises(RuntimeError, match=r"not deleted: .*validatingadmissionpolicies"):
+            made.remove()
+        kinds = ("clusterroles", "clusterrolebindings", "validatingadmissionpolicybindings")
+        assert not [kind for kind in kinds if api.store.objects[kind]]
+        api.allow("delete", "validatingadmissionpolicies")
+        made.made.clear()  # as if the answers to their creation had been lost
+        made.remove()
+        assert not api.store.objects["validatingadmissionpolicies"]
 
 
 @contextlib.contextmanager
