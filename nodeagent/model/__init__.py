@@ -80,7 +80,7 @@ from nodeagent.model.pods import (
 )
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.model.refusals import Refusal, RefusalCode, RefusalKind
-from nodeagent.model.resizes import MemoryAmounts, ResizeOrder, ResizeOutcome, ResizeResult
+from nodeagent.model.resizes import GOOD_RESIZES, MemoryAmounts, ResizeOrder, ResizeOutcome, ResizeResult
 from nodeagent.model.signals import (
     CONTAINERFS_SIGNALS,
     DISK_BYTE_SIGNALS,
@@ -127,6 +127,7 @@ __all__ = [
     "DISK_SIGNALS",
     "EVICTED_OUTCOMES",
     "GOOD_OUTCOMES",
+    "GOOD_RESIZES",
     "IMAGEFS_SIGNALS",
     "LOOKED_UP_OWNERS",
     "MEMORY_SIGNALS",

@@ -1,7 +1,7 @@
 """Resizes of pods in place: what is requested of the API server, and what came of it."""
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class ResizeResult(enum.StrEnum):
@@ -38,6 +38,12 @@ class ResizeResult(enum.StrEnum):
     """The kubelet has reported nothing in time."""
     SUPERSEDED = "superseded"
     """Another client has changed the container's limit, which is no longer this agent's to restore."""
+
+
+GOOD_RESIZES: Final = frozenset(
+    {ResizeResult.ACCEPTED, ResizeResult.DRY_RUN, ResizeResult.RESIZED, ResizeResult.RESTORED}
+)
+"""Results without a failure."""
 
 
 class MemoryAmounts(NamedTuple):

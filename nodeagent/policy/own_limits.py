@@ -9,7 +9,7 @@ and the tasks stall. Or hardly anything is left, whatever the trend. What counts
 full of page cache is not near its limit. An unknown limit or usage gives no reading (`sampling.pods.own_limits`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
@@ -47,28 +47,22 @@ class _Growth(NamedTuple):
 def opted_in(pod: Pod, config: Config) -> bool:
     """Whether the pod is evicted before it reaches its own limit: by its namespace, or by its own annotation where pods
     may protect themselves."""
-    if not config.own_limit.enabled or pod.source is not PodSource.API:
-        return False
-    preference = pod.annotations.get(ANNOTATION)
-    if preference == "never":
-        return False
-    if preference == "evict" and protection.trusted(pod, config.protection):
-        return True
-    namespaces = config.own_limit.namespaces
-    return pod.namespace in namespaces or protection.EVERY_NAMESPACE in namespaces
+    return config.own_limit.enabled and _opted_in(pod, "evict", config.own_limit.namespaces, config)
 
 
 def resize_opted_in(pod: Pod, config: Config) -> bool:
     """Whether the limit of the pod's containers is raised before it is reached, in the same way."""
     rules = config.own_limit.resize
-    if not (config.own_limit.enabled and rules.enabled) or pod.source is not PodSource.API:
-        return False
+    return config.own_limit.enabled and rules.enabled and _opted_in(pod, "resize", rules.namespaces, config)
+
+
+def _opted_in(pod: Pod, word: str, namespaces: Sequence[str], config: Config) -> bool:
     preference = pod.annotations.get(ANNOTATION)
-    if preference == "never":
+    if pod.source is not PodSource.API or preference == "never":
         return False
-    if preference == "resize" and protection.trusted(pod, config.protection):
+    if preference == word and protection.trusted(pod, config.protection):
         return True
-    return pod.namespace in rules.namespaces or protection.EVERY_NAMESPACE in rules.namespaces
+    return pod.namespace in namespaces or protection.EVERY_NAMESPACE in namespaces
 
 
 def watched(pod: Pod, config: Config) -> bool:

@@ -1,11 +1,10 @@
 """`nodeagent explain`: the resizes that a decision ordered (`ownLimit.resize`), what came of each, and why others were
 not ordered."""
 
+from nodeagent.model import GOOD_RESIZES
 from nodeagent.report import record_fields, wording
 from nodeagent.report.cells import GOOD, WARN, Cell, Section
 from nodeagent.report.recorded_decisions import RecordedDecision
-
-_GOOD = ("accepted", "dry-run", "resized", "restored")
 
 
 def headline(recorded: RecordedDecision) -> Cell | None:
@@ -30,7 +29,7 @@ def section(recorded: RecordedDecision) -> Section:
         result, message = str(each.get("result")), str(each.get("message") or "")
         text = f"{record_fields.pod_name(each)}, container {each.get('container')}: {result}"
         text += f": {message}" if message else ""
-        lines.append(Cell(wording.escape_terminal(text), GOOD if result in _GOOD else WARN))
+        lines.append(Cell(wording.escape_terminal(text), GOOD if result in GOOD_RESIZES else WARN))
     return Section("RESIZES" if lines else "", lines=tuple(lines))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nodeagent.config import kubelet
 from nodeagent.config.config_file import Change
 from nodeagent.model import (
+    GOOD_RESIZES,
     ConditionStatus,
     ConditionVerdict,
     HookOutcome,
@@ -28,7 +29,6 @@ from nodeagent.model import (
     ReclaimResult,
     RefusalKind,
     ResizeOutcome,
-    ResizeResult,
     SignalState,
     SignalVerdict,
     Threshold,
@@ -52,7 +52,6 @@ deadline."""
 _VARYING: Final = re.compile(r"\b0x[0-9a-f]+|\b\d+(?:\.\d+)?\s?m?s\b|:\d+(?=->)")
 """Parts of a message that differ in each repetition: addresses of objects, times, source ports (`read tcp
 10.0.0.1:39244->10.0.0.2:443: connection reset by peer`)."""
-_GOOD_RESIZES: Final = (ResizeResult.ACCEPTED, ResizeResult.DRY_RUN, ResizeResult.RESIZED, ResizeResult.RESTORED)
 
 
 class DecisionLog:
@@ -204,7 +203,7 @@ class DecisionLog:
 
     def log_resize_outcome(self, outcome: ResizeOutcome) -> None:
         """Log and record what came of a resize."""
-        line = self._log.info if outcome.result in _GOOD_RESIZES else self._log.warning
+        line = self._log.info if outcome.result in GOOD_RESIZES else self._log.warning
         line(
             "resize " + outcome.result.value,
             id=outcome.plan_id,
