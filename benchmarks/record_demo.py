@@ -35,6 +35,7 @@ from benchmarks.ramps import TERM_S
 from nodeagent.analysis import incident as played
 from nodeagent.records import flight_recorder, recording
 from tests.fake_kube import ApiServer
+from tests.support import recordings
 from tests.support.paths import REPOSITORY
 from tests.vm.image import image, why_not
 from tests.vm.machine import Machine, booted
@@ -259,7 +260,7 @@ def write_samples(state: Path, target: Path, seen: dict[str, Any]) -> None:
     recorded = recording.open_recording(state)
     began, until = seen["began"] - CALM_S - 10, seen["began"] + seen["until"]
     samples = [sample for sample in recorded.samples() if began <= sample.at <= until]
-    recording.write_recording(target, recorded.headers[-1], samples)
+    recordings.write_recording(target, recorded.headers[-1], samples)
     print(f"{len(samples)} samples, {target.stat().st_size} bytes", file=sys.stderr)
 
 

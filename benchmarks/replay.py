@@ -23,7 +23,7 @@ from nodeagent.config import load
 from nodeagent.config.schema import Config
 from nodeagent.model import DISK_SIGNALS, NodeSnapshot, PodView, RecordedSample, RecordingHeader, Signal
 from nodeagent.records import recording
-from tests.support import nodes
+from tests.support import nodes, recordings
 from tests.support.nodes import GI, MI
 
 WEEK: Final = 604_800
@@ -89,7 +89,7 @@ def main() -> None:
     other = config._replace(thresholds=config.thresholds[:1])
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "week.rec"
-        recording.write_recording(path, RecordingHeader("node-1", "0", "b", "boot", nodes.WALL), samples(count))
+        recordings.write_recording(path, RecordingHeader("node-1", "0", "b", "boot", nodes.WALL), samples(count))
         print(f"{count} samples of {PODS} pods, {path.stat().st_size / 2**20:.1f} MiB; CPU time, one core")
         print(f"{'':<34}{'all':>10} {'a sample':>11} {'a week':>10}")
 

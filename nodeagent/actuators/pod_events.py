@@ -60,11 +60,6 @@ def ranks_of(plan: Plan) -> dict[tuple[str, str], RankedPod]:
     return {(plan.id, each.view.pod.uid): each for each in plan.ranking if each.view.pod.uid in victims}
 
 
-def with_rank(victim: Victim, plan: Plan) -> RankedVictim:
-    """The victim with its rank in this plan."""
-    return RankedVictim(victim, ranks_of(plan).get((plan.id, victim.pod.uid)))
-
-
 def evicted(plan_id: str, ranked: RankedVictim, *, node: str) -> Iterator[KubernetesEvent]:
     """The Events of an eviction that the API server accepted. An owner has none if its pod was terminating already."""
     # For a terminating pod the request shortened the grace period.

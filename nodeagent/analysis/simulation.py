@@ -15,7 +15,7 @@ further apart than `sampling.staleAfter`: such a gap is not recorded time.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.analysis.absent_pods import AbsentPods
@@ -180,10 +180,6 @@ class Simulator:
         """The totals so far."""
         return self._totals.result(self.name)
 
-    def final_state(self) -> PolicyState | None:
-        """The state after the last sample."""
-        return self._calm.leave() if self._is_calm else self.state
-
     def _restart(self, snapshot: NodeSnapshot) -> None:
         first = self.state is None
         self.state = policy_state.initial(INSTANCE, now=snapshot.taken_at, tokens_spent=not first)
@@ -214,14 +210,6 @@ class Simulator:
         if self._pass_over and not plan.victims:
             self._is_calm = self._calm.enter(state, snapshot)
         return plan
-
-
-def simulate(samples: Iterable[NodeSnapshot], config: Config, *, name: str = "") -> Simulation:
-    """One configuration over all samples."""
-    simulator = Simulator(config, name=name)
-    for sample in samples:
-        simulator.feed(sample)
-    return simulator.result()
 
 
 class _Totals:

@@ -29,7 +29,6 @@ _WINDOW: Final = 1 << 20
 UNAVAILABLE: Final = "14"
 DEADLINE_EXCEEDED: Final = "4"
 NOT_FOUND: Final = "5"
-UNIMPLEMENTED: Final = "12"
 INTERNAL: Final = "13"
 """Status codes of gRPC."""
 

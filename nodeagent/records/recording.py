@@ -472,12 +472,6 @@ def _file(path: Path) -> _Source:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def write_recording(path: Path, header: RecordingHeader, samples: Iterable[RecordedSample]) -> None:
-    """Write these samples to one `.rec` file, which is replaced. Raises OSError."""
-    with os.fdopen(regular_files.open_to_replace(path), "wb") as file:
-        file.writelines(encode(header, samples))
-
-
 def encode(header: RecordingHeader, samples: Iterable[RecordedSample]) -> Iterator[bytes]:
     """The parts of a `.rec` file with these samples."""
     encoder = Encoder()

@@ -1,12 +1,12 @@
 """A recording as series and windows of time: what charts, stories and comparisons are made of.
 
-1. Every function is pure and reads its samples once, oldest first, so that a recording of a week never is in memory.
+1. Every collector reads its samples once, oldest first, so that a recording of a week never is in memory.
 2. Peaks survive: of every stretch of time the lowest and the highest value are kept (`downsampling`).
 3. An unknown value is a gap, never zero.
 
-Theory of operation. Each function feeds one collector; `history` feeds all of them in one pass. The x axis is wall
-time in epoch seconds, because boot time starts again with every boot. A time that the agent knows on
-CLOCK_BOOTTIME (since when a threshold is met) is converted with the sample that has it.
+Theory of operation. `history` feeds all collectors in one pass. The x axis is wall time in epoch seconds, because boot
+time starts again with every boot. A time that the agent knows on CLOCK_BOOTTIME (since when a threshold is met) is
+converted with the sample that has it.
 
 Windows are what a sample concluded, not recomputed: a recording that was imported from elsewhere has none.
 """
@@ -38,7 +38,6 @@ from nodeagent.report.history_values import (
     Series,
     ThresholdSeries,
     ThresholdWindow,
-    Window,
 )
 
 STRETCHES: Final = 300
@@ -47,55 +46,12 @@ STRETCHES: Final = 300
 # --- series ----------------------------------------------------------------------------------------------------------
 
 
-def signal_series(
-    samples: Iterable[RecordedSample], *, signals: Iterable[Signal] | None = None, stretches: int = STRETCHES
-) -> tuple[Series, ...]:
+class SignalCollector:
     """`available` of each signal as its thresholds compare it, in the order of `SIGNAL_TABLE`. A signal that was never
     read has none."""
-    collector = SignalCollector(signals, stretches=stretches)
-    for sample in samples:
-        collector.add(sample)
-    return collector.result()
 
-
-def stall_series(
-    samples: Iterable[RecordedSample], *, resource: str = "memory", stretches: int = STRETCHES
-) -> tuple[Series, ...]:
-    """PSI avg10 of a resource in percent, `some` and `full` of each scope that was read."""
-    collector = StallCollector(resource, stretches=stretches)
-    for sample in samples:
-        collector.add(sample)
-    return collector.result()
-
-
-def threshold_series(samples: Iterable[RecordedSample]) -> tuple[ThresholdSeries, ...]:
-    """The value of every threshold that was in force, in the order of the signals; hard ones last."""
-    collector = ThresholdCollector()
-    for sample in samples:
-        collector.add(sample)
-    return collector.series()
-
-
-def pod_usage_series(
-    samples: Iterable[RecordedSample], *, top: int = 8, signal: Signal = Signal.MEMORY, stretches: int = STRETCHES
-) -> tuple[Series, ...]:
-    """Usage of the pods with the highest peaks, largest first, then the sum of all others as `OTHER_PODS`.
-
-    All have the same times, so that they can be stacked. Of each stretch of time the sample with the least available is
-    taken. A pod that did not exist, or whose usage is unknown, is a gap.
-    """
-    collector = PodUsageCollector(signal, top=top, stretches=stretches)
-    for sample in samples:
-        collector.add(sample)
-    return collector.result()
-
-
-class SignalCollector:
-    """See `signal_series`."""
-
-    def __init__(self, signals: Iterable[Signal] | None = None, *, stretches: int = STRETCHES) -> None:
-        wanted = SIGNAL_TABLE if signals is None else frozenset(signals)
-        self._series = {signal: Downsampler(stretches) for signal in SIGNAL_TABLE if signal in wanted}
+    def __init__(self, *, stretches: int = STRETCHES) -> None:
+        self._series = {signal: Downsampler(stretches) for signal in SIGNAL_TABLE}
         self._capacities: dict[Signal, int] = {}
 
     def add(self, sample: RecordedSample) -> None:
@@ -121,7 +77,7 @@ class SignalCollector:
 
 
 class StallCollector:
-    """See `stall_series`."""
+    """PSI avg10 of a resource in percent, `some` and `full` of each scope that was read."""
 
     def __init__(self, resource: str = "memory", *, stretches: int = STRETCHES) -> None:
         self._resource = resource
@@ -195,7 +151,11 @@ class _Lowest:
 
 
 class PodUsageCollector:
-    """See `pod_usage_series`."""
+    """Usage of the pods with the highest peaks, largest first, then the sum of all others as `OTHER_PODS`.
+
+    All have the same times, so that they can be stacked. Of each stretch of time the sample with the least available is
+    taken. A pod that did not exist, or whose usage is unknown, is a gap.
+    """
 
     def __init__(self, signal: Signal = Signal.MEMORY, *, top: int = 8, stretches: int = STRETCHES) -> None:
         self._signal = signal
@@ -244,27 +204,6 @@ def usage_by_pod(snapshot: NodeSnapshot, signal: Signal = Signal.MEMORY) -> dict
 # --- thresholds and conditions --------------------------------------------------------------------------------------
 
 
-def condition_windows(samples: Iterable[RecordedSample]) -> tuple[ConditionWindow, ...]:
-    """The times in which each condition was True, oldest first."""
-    collector = ConditionCollector()
-    for sample in samples:
-        collector.add(sample)
-    return collector.result()
-
-
-def threshold_windows(samples: Iterable[RecordedSample]) -> tuple[ThresholdWindow, ...]:
-    """The times in which each threshold was met, oldest first."""
-    collector = ThresholdCollector()
-    for sample in samples:
-        collector.add(sample)
-    return collector.windows()
-
-
-def grace_windows(samples: Iterable[RecordedSample]) -> tuple[Window, ...]:
-    """The grace periods: from when a soft threshold was met until it was due, or until it was no longer met."""
-    return history_values.graces(threshold_windows(samples))
-
-
 class _Met:
     """A threshold and the window in progress."""
 
@@ -279,7 +218,7 @@ class _Met:
 
 
 class ThresholdCollector:
-    """See `threshold_series` and `threshold_windows`."""
+    """Every threshold that was in force: its value, and when it was met."""
 
     def __init__(self) -> None:
         self._thresholds: dict[Threshold, _Met] = {}
@@ -318,7 +257,7 @@ class ThresholdCollector:
         return found
 
     def series(self) -> tuple[ThresholdSeries, ...]:
-        """See `threshold_series`."""
+        """The values, in the order of the signals; hard ones last."""
         order = list(SIGNAL_TABLE)
         found = [
             ThresholdSeries(
@@ -331,7 +270,7 @@ class ThresholdCollector:
         return tuple(sorted(found, key=lambda each: (order.index(each.threshold.signal), each.threshold.hard)))
 
     def windows(self) -> tuple[ThresholdWindow, ...]:
-        """See `threshold_windows`."""
+        """The times in which each threshold was met, oldest first."""
         lasting = [
             ThresholdWindow(met.threshold, met.began, met.due, None)
             for met in self._by_identity.values()
@@ -352,7 +291,7 @@ class _Held:
 
 
 class ConditionCollector:
-    """See `condition_windows`."""
+    """The times in which each condition was True, oldest first."""
 
     def __init__(self) -> None:
         self._held: dict[ConditionType, _Held] = {}

@@ -131,11 +131,6 @@ class Sampler:
         self._top: tuple[CgroupUsage, ...] | None = None
         self._top_at = 0.0
 
-    @property
-    def kept_descriptors(self) -> int:
-        """Number of files that are kept open now."""
-        return len(self._files)
-
     def close(self) -> None:
         """Close every descriptor. A later sample would open them again."""
         self._files.close()

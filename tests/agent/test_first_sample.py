@@ -54,7 +54,7 @@ def sync_at(tmp_path: Path) -> Iterator[Callable[[float, int], bool]]:
             now = BEGAN + after_s
             write_node(tmp_path, Node(memory_available=available, pods=PODS))
             agent.sync()
-            return sampler.kept_descriptors > len(PODS)
+            return len(sampler._files) > len(PODS)
 
         yield sync
         agent.stop()

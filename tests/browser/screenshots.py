@@ -14,7 +14,6 @@ from typing import Final
 from nodeagent.commands import cli
 from nodeagent.loop.live_page import LivePage
 from nodeagent.model import RecordingHeader
-from nodeagent.records import recording
 from tests.support import browser, incident, recordings
 from tests.support.browser import Browser, View
 from tests.support.nodes import WALL
@@ -61,7 +60,7 @@ def explain(place: Path) -> Path:
     made = incident.record(place)
     (place / "samples").mkdir()
     header = RecordingHeader("node-1", "0.1.0", "abc", "boot", WALL, incident.CONFIGURATION)
-    recording.write_recording(place / "samples" / "samples-1.rec", header, made.samples)
+    recordings.write_recording(place / "samples" / "samples-1.rec", header, made.samples)
     page = place / "explain.html"
     run("explain", made.plan.id, "--state-dir", place, "--html", page)
     return page

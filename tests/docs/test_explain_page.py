@@ -11,8 +11,7 @@ import pytest
 from nodeagent.actuators import pod_events
 from nodeagent.commands import cli
 from nodeagent.model import RecordingHeader
-from nodeagent.records import recording
-from tests.support import incident
+from tests.support import incident, recordings, victims
 from tests.support.nodes import WALL
 from tests.support.paths import REPOSITORY
 
@@ -26,7 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[incident.Incident
     directory = tmp_path_factory.mktemp("incident")
     made = incident.record(directory)
     samples = directory / "samples-1.rec"
-    recording.write_recording(
+    recordings.write_recording(
         samples, RecordingHeader("node-1", "0.1.0", "abc", "boot", WALL, incident.CONFIGURATION), made.samples
     )
     with zipfile.ZipFile(directory / "incident.zip", "w") as archive:
@@ -53,6 +52,6 @@ def test_an_example_is_what_the_command_prints(
 
 
 def test_the_event_is_the_one_of_the_incident(made: incident.Incident) -> None:
-    victim = pod_events.with_rank(made.plan.victims[0], made.plan)
+    victim = victims.with_rank(made.plan.victims[0], made.plan)
     _, owner = pod_events.evicted(made.plan.id, victim, node="node-1")
     assert f"\n{owner.note}\n" in PAGE

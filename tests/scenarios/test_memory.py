@@ -388,5 +388,8 @@ def check_recording(state: Path, config_file: Path) -> None:
     first = next(each for each in records if each["victims"])
     # Between two recorded samples of the start the agent had taken others, so that a simulation begins later.
     config = config._replace(startup=config.startup._replace(fresh_samples=1))
-    eviction = simulation.simulate((each.snapshot for each in samples), config).evictions[0]
+    simulator = simulation.Simulator(config)
+    for each in samples:
+        simulator.feed(each.snapshot)
+    eviction = simulator.result().evictions[0]
     assert (eviction.pod, eviction.wall_time) == ("default/hog", exact[first["id"]].wall_time)

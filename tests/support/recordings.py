@@ -1,12 +1,15 @@
 """Recordings made by the real policy: a stretch of samples of a node, decided one after the other."""
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from nodeagent.config.schema import Config
 from nodeagent.model import NodeSnapshot, Plan, RecordedSample
+from nodeagent.model.recording import RecordingHeader
 from nodeagent.policy import engine
 from nodeagent.policy.state import PolicyState, initial
+from nodeagent.records import recording
 
 
 class Decided(NamedTuple):
@@ -35,3 +38,8 @@ def record(
     """The samples of `make(second)` for so many seconds."""
     times = (number * every_s for number in range(int(seconds / every_s)))
     return tuple(each.sample for each in decide_all(map(make, times), config))
+
+
+def write_recording(path: Path, header: RecordingHeader, samples: Iterable[RecordedSample]) -> None:
+    """Write these samples to one `.rec` file."""
+    path.write_bytes(b"".join(recording.encode(header, samples)))

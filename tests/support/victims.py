@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
+from nodeagent.actuators import pod_events
+from nodeagent.actuators.pod_events import RankedVictim
 from nodeagent.kube import pod_decoder
-from nodeagent.model import Amount, Method, Signal, Threshold, Tier, Victim
+from nodeagent.model import Amount, Method, Plan, Signal, Threshold, Tier, Victim
 from tests.fake_kube import ApiServer, pod
 
 
@@ -31,3 +33,8 @@ def victim_of(entry: dict[str, Any], *, grace_s: float = 1.0, method: Method = M
         annotations={},
         predicted_relief=None,
     )
+
+
+def with_rank(of: Victim, plan: Plan) -> RankedVictim:
+    """The victim with its rank in this plan."""
+    return RankedVictim(of, pod_events.ranks_of(plan).get((plan.id, of.pod.uid)))

@@ -6,6 +6,7 @@ from nodeagent.actuators.pod_events import RankedVictim
 from nodeagent.model import Owner, Plan, Signal
 from nodeagent.policy import engine, ranking
 from nodeagent.policy.state import initial
+from tests.support import victims
 from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, view
 
 OWNER = Owner("StatefulSet", "db", "uid-db", "apps/v1")
@@ -23,7 +24,7 @@ def decided() -> Plan:
 
 
 def events(plan: Plan) -> list[KubernetesEvent]:
-    victim = pod_events.with_rank(plan.victims[0], plan)
+    victim = victims.with_rank(plan.victims[0], plan)
     return list(pod_events.evicted(plan.id, victim, node="node-1"))
 
 
@@ -63,7 +64,7 @@ def test_the_owner_gets_no_event_of_a_shortened_grace_period() -> None:
     plan = decided()
     victim = plan.victims[0]
     gone = victim._replace(pod=victim.pod._replace(deletion_wall=1.0))
-    (event,) = pod_events.evicted(plan.id, pod_events.with_rank(gone, plan), node="node-1")
+    (event,) = pod_events.evicted(plan.id, victims.with_rank(gone, plan), node="node-1")
     assert event.reason == "EvictionGraceShortened"
 
 
@@ -75,14 +76,14 @@ def test_evictions_of_one_owner_for_one_resource_are_one_series() -> None:
 
 def test_a_kill_is_an_event_on_pod_and_owner_at_its_own_time() -> None:
     plan = decided()
-    pod, owner = pod_events.killed(plan.id, pod_events.with_rank(plan.victims[0], plan), node="node-1", at_wall=5.0)
+    pod, owner = pod_events.killed(plan.id, victims.with_rank(plan.victims[0], plan), node="node-1", at_wall=5.0)
     assert (pod.reason, owner.reason) == ("Killed", "PodEvicted")
     assert {(event.action, event.at_wall) for event in (pod, owner)} == {("Killing", 5.0)}
 
 
 def test_a_rank_for_another_resource_is_not_quoted() -> None:
     plan = decided()
-    assert pod_events.with_rank(plan.victims[0], plan._replace(ranked_for=Signal.PID)).ranked is None
+    assert victims.with_rank(plan.victims[0], plan._replace(ranked_for=Signal.PID)).ranked is None
     _, event = pod_events.evicted("p", RankedVictim(plan.victims[0], None), node="n")
     assert event.note == "Pod db-0 was evicted from node n because the node was low on memory."
 

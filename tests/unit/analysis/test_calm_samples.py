@@ -111,7 +111,7 @@ def compare(with_config: Config, samples: list[NodeSnapshot]) -> int:
             assert every is None or not (every.victims or every.reclaims or every.acting_on)
     quick, full = fast.result(), slow.result()
     assert quick._replace(decided=0) == full._replace(decided=0)
-    left, kept = fast.final_state(), slow.final_state()
+    left, kept = fast._calm.leave() if fast._is_calm else fast.state, slow.state
     assert left is not None
     assert kept is not None
     for part in ("sequence", "thresholds", "in_flight", "growth", "reclaims", "suspended_s"):

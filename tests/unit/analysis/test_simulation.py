@@ -1,10 +1,12 @@
 """The simulation makes the decisions of the policy, and takes its victims off the recording."""
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.analysis.simulation import Simulation, Simulator, simulate
+from nodeagent.analysis.simulation import Simulation, Simulator
 from nodeagent.config.schema import Config
 from nodeagent.model import ConditionType, NodeSnapshot, QOSClass, Signal
 from nodeagent.policy import engine
@@ -23,6 +25,13 @@ def leaking(second: int, *, at: float | None = None, gone_after: int | None = No
         grown = -HOG
     when = NOW + second if at is None else at
     return snapshot(*pods, at=when, available={Signal.MEMORY: max(0, 5 * GI // 2 - grown)})
+
+
+def simulate(samples: Iterable[NodeSnapshot], with_config: Config) -> Simulation:
+    simulator = Simulator(with_config)
+    for sample in samples:
+        simulator.feed(sample)
+    return simulator.result()
 
 
 def run(with_config: Config, seconds: int, **more: int) -> Simulation:

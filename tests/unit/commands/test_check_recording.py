@@ -7,8 +7,7 @@ import pytest
 
 from nodeagent.commands import cli, exit_codes
 from nodeagent.model import Signal
-from nodeagent.records import recording
-from tests.support import nodes, recorded_samples, schemas
+from tests.support import nodes, recorded_samples, recordings, schemas
 
 
 @pytest.fixture
@@ -17,7 +16,7 @@ def recorded(tmp_path: Path) -> Path:
     path = tmp_path / "samples-1.rec"
     samples = [recorded_samples.sample(index) for index in range(120)]
     samples[60] = samples[60]._replace(plan_id="abcd1234-7")
-    recording.write_recording(path, recorded_samples.HEADER, samples)
+    recordings.write_recording(path, recorded_samples.HEADER, samples)
     return path
 
 
@@ -45,7 +44,7 @@ def test_no_text_of_a_recording_moves_the_cursor(tmp_path: Path, capsys: pytest.
     path = tmp_path / "samples-1.rec"
     snapshot = sample.snapshot._replace(stalls=(stall._replace(resource="memory\x1b]0;x\x07\n"),))
     signals = (verdict._replace(thresholds=(forged,)),)
-    recording.write_recording(path, recorded_samples.HEADER, [sample._replace(snapshot=snapshot, signals=signals)])
+    recordings.write_recording(path, recorded_samples.HEADER, [sample._replace(snapshot=snapshot, signals=signals)])
     for color in ("never", "always"):
         cli.main(["check", "--recording", str(path), "--color", color])
         printed = capsys.readouterr().out

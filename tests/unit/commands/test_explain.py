@@ -11,8 +11,7 @@ import pytest
 
 from nodeagent.commands import cli, exit_codes
 from nodeagent.model import RecordingHeader
-from nodeagent.records import recording
-from tests.support import incident
+from tests.support import incident, recordings
 from tests.support.nodes import WALL
 
 
@@ -23,7 +22,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> incident.Incident:
     made = incident.record(directory)
     (directory / "samples").mkdir()
     header = RecordingHeader("node-1", "0.1.0", "abc", "boot", WALL, incident.CONFIGURATION)
-    recording.write_recording(directory / "samples" / "samples-1.rec", header, made.samples)
+    recordings.write_recording(directory / "samples" / "samples-1.rec", header, made.samples)
     return made
 
 
@@ -122,13 +121,13 @@ def test_the_owner_gets_the_request_by_the_configuration_of_the_time_of_the_deci
     made = incident.record(tmp_path)
     (tmp_path / "samples").mkdir()
     header = RecordingHeader("node-1", "0.1.0", "abc", "boot", WALL, incident.CONFIGURATION)
-    recording.write_recording(tmp_path / "samples" / "samples-1.rec", header, made.samples)
+    recordings.write_recording(tmp_path / "samples" / "samples-1.rec", header, made.samples)
     loose = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nevictionHard: {memory.available: 1Mi}\n"
     later = made.samples[-1]._replace(
         snapshot=made.samples[-1].snapshot._replace(wall_time=WALL + 3600, taken_at=made.samples[-1].at + 3600)
     )
     header = header._replace(began_wall=WALL + 3600, configuration=loose)
-    recording.write_recording(tmp_path / "samples" / "samples-2.rec", header, [later])
+    recordings.write_recording(tmp_path / "samples" / "samples-2.rec", header, [later])
     owner = ("--pod", "shop/batch", "--owner")
     assert run(capsys, *owner, "--state-dir", tmp_path) == run(capsys, *owner, "--recording", snapshot)
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from nodeagent.commands import cli, replay
 from nodeagent.model import RecordedSample, RecordingHeader, Signal, Tier
 from nodeagent.policy import ranking
-from nodeagent.records import recording
-from tests.support import simulated_node
+from tests.support import recordings, simulated_node
 from tests.support.nodes import GI, MI, NOW, WALL, snapshot, view
 from tests.support.recorded import Run
 from tests.support.simulated_node import HogView, SimulatedNode
@@ -40,7 +39,7 @@ def write_leak(path: Path) -> str:
         pods = [view("web", 300 * MI), view("leak\x1b[31m", GI + grown)]
         at = NOW + second
         samples.append(RecordedSample(snapshot(*pods, at=at, available={Signal.MEMORY: 8 * GI - grown})))
-    recording.write_recording(path, HEADER, samples)
+    recordings.write_recording(path, HEADER, samples)
     return str(path)
 
 
@@ -170,7 +169,7 @@ def test_a_damaged_recording_gives_a_report_or_one_line(
     directory = tmp_path_factory.mktemp("hostile")
     path = directory / "samples-1.rec"
     samples = [RecordedSample(snapshot(view("a", GI), at=NOW + n, available={Signal.MEMORY: GI})) for n in range(4)]
-    recording.write_recording(path, HEADER, samples)
+    recordings.write_recording(path, HEADER, samples)
     content = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(0, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))

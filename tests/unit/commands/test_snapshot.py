@@ -21,7 +21,7 @@ from nodeagent.records import recording
 from nodeagent.records.flight_recorder import FlightRecorder
 from nodeagent.records.recording import open_recording
 from nodeagent.records.segment_files import SegmentFiles
-from tests.support import named_node, nodes, recorded_samples
+from tests.support import named_node, nodes, recorded_samples, recordings
 
 SECRET = "s3cr3t-t0ken"
 
@@ -40,7 +40,7 @@ def recorded(directory: Path, *, count: int = 120) -> Path:
     plan, inputs, _ = named_node.decision()
     samples[60] = samples[60]._replace(plan_id=plan.id, exact=True)
     (directory / "samples").mkdir(parents=True)
-    recording.write_recording(directory / "samples" / "samples-1.rec", named_node.header(), samples)
+    recordings.write_recording(directory / "samples" / "samples-1.rec", named_node.header(), samples)
     recorder = FlightRecorder(directory)
     recorder.decision(plan, wall_time=nodes.WALL + 60, inputs=inputs)
     outcome = Outcome(plan.id, named_node.UID, OutcomeKind.ACCEPTED, "evicted", nodes.NOW + 61)
@@ -134,7 +134,7 @@ def test_no_secret_is_in_the_file(
     )
     (state / "samples" / "samples-1.rec").unlink()
     header = named_node.header()._replace(configuration="")
-    recording.write_recording(state / "samples" / "samples-1.rec", header, [named_node.sample()])
+    recordings.write_recording(state / "samples" / "samples-1.rec", header, [named_node.sample()])
     out = tmp_path / "ticket.zip"
     run("--state-dir", state, "--host-root", host, "--config", config, "-o", out)
     assert SECRET.encode() not in everything(out)
@@ -163,7 +163,7 @@ def test_no_name_is_in_the_file_with_pseudonyms(state: Path, host: Path, tmp_pat
 def test_the_time_around_a_decision_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = recorded(tmp_path / "state")
     later = [recorded_samples.sample(1500 + index) for index in range(5)]
-    recording.write_recording(state / "samples" / "samples-2.rec", recorded_samples.HEADER, later)
+    recordings.write_recording(state / "samples" / "samples-2.rec", recorded_samples.HEADER, later)
     out = tmp_path / "ticket.zip"
     for wanted in ("last", "abcd1234-1", "abcd"):
         run("--state-dir", state, "--around", wanted, "-o", out, "--force", "--host-root", tmp_path)
@@ -306,7 +306,7 @@ def test_a_recording_of_many_samples_keeps_them_in_order(tmp_path: Path) -> None
     for number in (1, 2, 10):
         header = recorded_samples.HEADER._replace(instance=f"i{number}")
         samples = [recorded_samples.sample(number * 100 + index) for index in range(5)]
-        recording.write_recording(state / "samples" / f"samples-{number}.rec", header, samples)
+        recordings.write_recording(state / "samples" / f"samples-{number}.rec", header, samples)
     for more in ([], ["--pseudonyms"]):
         out = tmp_path / f"{len(more)}.zip"
         run("--state-dir", state, "-o", out, *more)

@@ -7,8 +7,7 @@ import pytest
 
 from nodeagent.commands import cli, exit_codes
 from nodeagent.model import RecordingHeader
-from nodeagent.records import recording
-from tests.support import incident
+from tests.support import incident, recordings
 from tests.support.nodes import WALL
 
 
@@ -18,7 +17,7 @@ def state(tmp_path: Path) -> Path:
     made = incident.record(tmp_path)
     (tmp_path / "samples").mkdir()
     header = RecordingHeader("node-1", "0.1.0", "abc", "boot", WALL, incident.CONFIGURATION)
-    recording.write_recording(tmp_path / "samples" / "samples-1.rec", header, made.samples)
+    recordings.write_recording(tmp_path / "samples" / "samples-1.rec", header, made.samples)
     return tmp_path
 
 

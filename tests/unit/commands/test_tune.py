@@ -8,8 +8,7 @@ import pytest
 
 from nodeagent.commands import cli
 from nodeagent.model import OomCause, Outcome, OutcomeKind, RecordedSample, RecordingHeader, Signal
-from nodeagent.records import recording
-from tests.support import simulated_node
+from tests.support import recordings, simulated_node
 from tests.support.nodes import GI, MI, NOW, WALL, snapshot, view
 from tests.support.recorded import Run
 
@@ -20,7 +19,7 @@ def write_ramps(path: Path, *, lowest: int, start: int = 0, node: str = "node-1"
     """A calm minute, a fall from 8 GiB to `lowest`, and a calm minute."""
     fall = [8 * GI - second * 50 * MI for second in range((8 * GI - lowest) // (50 * MI) + 1)]
     levels = [8 * GI] * 60 + fall + [8 * GI] * 60
-    recording.write_recording(
+    recordings.write_recording(
         path,
         HEADER._replace(node=node),
         [

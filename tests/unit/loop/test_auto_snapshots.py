@@ -21,11 +21,11 @@ from nodeagent.model import (
     Signal,
     SignalState,
 )
-from nodeagent.records import kept_snapshots, recording
+from nodeagent.records import kept_snapshots
 from nodeagent.records.recorder_paths import SnapshotPlace
 from nodeagent.records.recording import open_recording
 from nodeagent.sampling.hostfs.host import open_host
-from tests.support import named_node, nodes, recorded_samples
+from tests.support import named_node, nodes, recorded_samples, recordings
 
 CALM = Plan("ab12-1", 0.0, 0.0, (), ())
 REFUSING = CALM._replace(refusals=(Refusal(RefusalCode.NO_CANDIDATES, "no candidate"),))
@@ -60,7 +60,7 @@ def started() -> Started:
 def place(tmp_path: Path) -> SnapshotPlace:
     samples = tmp_path / "state" / "samples"
     samples.mkdir(parents=True)
-    recording.write_recording(samples / "samples-1.rec", recorded_samples.HEADER, recorded_samples.samples(30))
+    recordings.write_recording(samples / "samples-1.rec", recorded_samples.HEADER, recorded_samples.samples(30))
     return SnapshotPlace(samples, tmp_path / "state", tmp_path / "snapshots", 3, 1 << 20)
 
 

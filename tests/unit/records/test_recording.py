@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from nodeagent.model import DiskLayout, NodeSnapshot, Pod, PodView, Signal
 from nodeagent.model.recording import RecordedSample
 from nodeagent.records import recorder_paths, recording, recording_format, recording_shape
-from nodeagent.records.recording import RecordingError, open_recording, write_recording
+from nodeagent.records.recording import RecordingError, open_recording
 from nodeagent.records.recording_format import Encoder
-from tests.support import nodes, recorded_samples
+from tests.support import nodes, recorded_samples, recordings
 from tests.support.recorded_samples import HEADER
 
 PODS = NodeSnapshot._fields.index("pods")
@@ -26,7 +26,7 @@ PODS = NodeSnapshot._fields.index("pods")
 
 def written(directory: Path, samples: list[RecordedSample]) -> Path:
     path = directory / "samples-1.rec"
-    write_recording(path, HEADER, samples)
+    recordings.write_recording(path, HEADER, samples)
     return path
 
 
@@ -427,8 +427,8 @@ def test_a_small_file_with_very_many_samples_is_not_read_to_its_end(
 
 def test_segments_are_read_in_their_order_and_a_tail_after_its_segment(tmp_path: Path) -> None:
     samples = recorded_samples.samples(9)
-    write_recording(tmp_path / "samples-2.rec", HEADER, samples[:3])
-    write_recording(tmp_path / "samples-10.rec", HEADER, samples[3:6])
+    recordings.write_recording(tmp_path / "samples-2.rec", HEADER, samples[:3])
+    recordings.write_recording(tmp_path / "samples-10.rec", HEADER, samples[3:6])
     (tmp_path / "samples-10-tail.rec").write_bytes(tail_of(samples[6:]))
     (tmp_path / "other.rec").write_text("no segment")
     found = open_recording(tmp_path)

@@ -23,7 +23,7 @@ from nodeagent.records.snapshot_build import FOLLOWING_S, Window
 from nodeagent.records.snapshot_documents import Documents
 from nodeagent.records.snapshot_file import Manifest
 from nodeagent.report import recorded_decisions
-from tests.support import named_node
+from tests.support import named_node, recordings
 from tests.support.nodes import NOW, WALL
 
 UNTIL = WALL + 5
@@ -57,7 +57,7 @@ def record_each_kind(state: Path, plan_id: str, *, wall: float) -> None:
 
 def test_whatever_came_of_a_decision_after_the_window_is_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "samples").mkdir()
-    recording.write_recording(tmp_path / "samples" / "samples-1.rec", named_node.header(), [named_node.sample()])
+    recordings.write_recording(tmp_path / "samples" / "samples-1.rec", named_node.header(), [named_node.sample()])
     plan, inputs, _ = named_node.decision()
     FlightRecorder(tmp_path).decision(plan, wall_time=WALL, inputs=inputs)
     record_each_kind(tmp_path, plan.id, wall=UNTIL + 1)

@@ -33,7 +33,7 @@ def recorded(seconds: int = 120, **more: Any) -> tuple[RecordedSample, ...]:
 
 
 def test_a_signal_series_has_the_lowest_value_and_the_capacity() -> None:
-    series = {each.name: each for each in history.signal_series(recorded())}
+    series = {each.name: each for each in history.history(recorded()).signals}
     memory = series["memory.available"]
     assert (memory.unit, memory.signal, memory.capacity) == (Unit.BYTES, Signal.MEMORY, 16 * GI)
     assert memory.points[0] == Point(WALL, 8 * GI)
@@ -43,7 +43,7 @@ def test_a_signal_series_has_the_lowest_value_and_the_capacity() -> None:
 
 def test_a_signal_that_was_never_read_has_no_series() -> None:
     snapshot = nodes.snapshot(available={Signal.PID: None})
-    names = [each.name for each in history.signal_series([RecordedSample(snapshot)])]
+    names = [each.name for each in history.history([RecordedSample(snapshot)]).signals]
     assert "pid.available" not in names
     assert "memory.available" in names
 
@@ -52,12 +52,13 @@ def test_an_implausible_value_is_a_gap() -> None:
     good = nodes.snapshot()
     wrong = Observation(Signal.MEMORY, 1 << 70, 1 << 71, NOW + 1, "test")
     bad = nodes.snapshot(at=NOW + 1)._replace(observations={Signal.MEMORY: wrong})
-    (series,) = history.signal_series([RecordedSample(good), RecordedSample(bad)], signals=[Signal.MEMORY])
+    signals = history.history([RecordedSample(good), RecordedSample(bad)]).signals
+    (series,) = [each for each in signals if each.signal is Signal.MEMORY]
     assert [point.value for point in series.points] == [8 * GI, None]
 
 
 def test_a_threshold_series_steps_where_its_value_changes() -> None:
-    series = history.threshold_series(recorded())
+    series = history.history(recorded()).thresholds
     assert [(each.name, each.tier.value) for each in series] == [
         (f"memory.available < {2 * GI} (soft, 10s)", "soft"),
         (f"memory.available < {GI} (hard)", "hard"),
@@ -66,27 +67,27 @@ def test_a_threshold_series_steps_where_its_value_changes() -> None:
 
 
 def test_a_grace_window_lasts_from_met_to_due() -> None:
-    (window,) = history.grace_windows(recorded())
+    (window,) = history.history(recorded()).graces
     assert window.name == f"memory.available < {2 * GI} (soft, 10s)"
     assert window.began == WALL + 20
     assert window.ended == WALL + 30
 
 
 def test_a_threshold_that_is_met_at_the_end_has_no_end() -> None:
-    soft, hard = history.threshold_windows(recorded(seconds=50))
+    soft, hard = history.history(recorded(seconds=50)).met
     assert (soft.began, soft.due, soft.ended) == (WALL + 20, WALL + 30, None)
     assert (hard.began, hard.due, hard.ended) == (WALL + 40, WALL + 40, None)
 
 
 def test_a_window_may_begin_before_the_recording() -> None:
     samples = recorded()[25:]
-    (window,) = history.grace_windows(samples)
+    (window,) = history.history(samples).graces
     assert window.began == WALL + 20
 
 
 def test_a_condition_window_names_when_damping_alone_kept_it() -> None:
     samples = recorded(eviction_pressure_transition_period_s=30.0)
-    (window,) = history.condition_windows(samples)
+    (window,) = history.history(samples).conditions
     assert window.type is ConditionType.MEMORY_PRESSURE
     assert window.began == WALL + 20
     assert window.relieved == WALL + 60
@@ -96,7 +97,7 @@ def test_a_condition_window_names_when_damping_alone_kept_it() -> None:
 
 
 def test_pods_are_stacked_by_their_peaks_with_the_rest_in_one() -> None:
-    first, second = history.pod_usage_series(recorded(), top=1)
+    first, second = history.history(recorded(), top=1).pods
     assert (first.name, second.name) == ("shop/batch", history_values.OTHER_PODS)
     assert first.points[-1] == Point(WALL + 119, 1190 * MI)
     assert {point.value for point in second.points} == {GI}
@@ -112,7 +113,7 @@ def test_a_stretch_of_pods_is_shown_at_the_lowest_point_of_the_node() -> None:
         )
 
     samples = [RecordedSample(dip(float(second))) for second in range(2000)]
-    (web,) = history.pod_usage_series(samples, stretches=20)
+    (web,) = history.history(samples, stretches=20).pods
     assert len(web.points) <= 40
     assert Point(WALL + 777, 5 * GI) in web.points
 
@@ -122,14 +123,14 @@ def test_a_pod_that_did_not_exist_is_a_gap() -> None:
         RecordedSample(nodes.snapshot(at=NOW)),
         RecordedSample(nodes.snapshot(nodes.view("web", GI), at=NOW + 1)),
     ]
-    (web,) = history.pod_usage_series(samples)
+    (web,) = history.history(samples).pods
     assert [point.value for point in web.points] == [None, GI]
 
 
 def test_stalls_are_percent_of_each_scope() -> None:
     stall = Stall(StallScope.NODE, "memory", 1.5, 1.0, 10, 0.5, 0.2, 5, NOW)
     samples = [RecordedSample(nodes.snapshot(stalls=(stall,)))]
-    assert [(each.name, each.unit, each.points) for each in history.stall_series(samples)] == [
+    assert [(each.name, each.unit, each.points) for each in history.history(samples).stalls] == [
         ("memory some (node)", "percent", (Point(WALL, 1.5),)),
         ("memory full (node)", "percent", (Point(WALL, 0.5),)),
     ]
@@ -142,16 +143,6 @@ def test_a_recording_from_elsewhere_has_series_and_no_windows() -> None:
     assert found.signals
     assert found.pods
     assert (found.thresholds, found.conditions, found.met) == ((), (), ())
-
-
-def test_one_pass_finds_what_each_function_finds() -> None:
-    samples = recorded()
-    found = history.history(iter(samples), top=1)
-    assert found.signals == history.signal_series(samples)
-    assert found.thresholds == history.threshold_series(samples)
-    assert found.pods == history.pod_usage_series(samples, top=1)
-    assert found.conditions == history.condition_windows(samples)
-    assert found.graces == history.grace_windows(samples)
 
 
 def test_no_samples_are_an_empty_history() -> None:

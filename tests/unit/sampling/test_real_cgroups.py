@@ -159,11 +159,11 @@ def test_a_removed_cgroup_leaves_the_sample_and_its_descriptors_are_closed(
     stays, goes = kubelet.pod("stays"), kubelet.pod("goes")
     kubelet.container(stays, HOG.format(size=MI), name="c")
     assert set(_usages(sampler.sample())) == {"stays", "goes"}
-    kept = sampler.kept_descriptors
+    kept = len(sampler._files)
     for top in (MEMORY, PIDS):
         remove_cgroup(top / kubelet.path(goes).lstrip("/"))
     assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
-    assert sampler.kept_descriptors == kept - 1
+    assert len(sampler._files) == kept - 1
 
 
 def test_a_pods_cgroup_made_again_is_read_through_new_descriptors(kubelet: KubeletCgroups, sampler: Sampler) -> None:
