@@ -18,8 +18,9 @@ The kubelet's part of each eviction is SIGKILL 1.5 s after it, and then the remo
 lost if nothing was left at any time, if an idle pod ended, or if the pod was not evicted. Times are medians of seconds
 after the contender's own threshold was crossed: to the eviction on the wire, to zero, and until above the threshold for
 good. `then` and `lowest` are what was left at the eviction (median) and at least (of all runs), as a share of the
-capacity, for PIDs of the threads that may run. A filler may be slower than it was meant to be: `then` shows it. Nothing
-is asserted, because the machine is emulated: its processes run about ten times slower than those of a node.
+capacity, for PIDs of the threads that may run. A filler may be slower than it was meant to be: `then` shows it; a race
+in which it never came to the threshold is not counted. Nothing is asserted, because the machine is emulated: its
+processes run about ten times slower than those of a node.
 """
 
 import argparse
@@ -58,7 +59,9 @@ LEAD_S: Final = 5.0
 QUIET_S: Final = 5.0
 """From the start of a contender to that of the filler."""
 PATIENCE_S: Final = 30.0
-"""A race without an eviction ends so long after the filler's time: three kubelet syncs."""
+"""A race without an eviction ends so long after the zero that the filler was meant to reach: three kubelet syncs."""
+SLOW_S: Final = 120.0
+"""A filler that has not come to the threshold ends so long after the time that it was meant to take."""
 IDLE: Final = ("idle-a", "idle-b")
 NOT_RUN: Final = "earlyoom and systemd-oomd: not run, they see neither disks nor PIDs"
 PROGRAMS: Final = Path(__file__).parents[1] / "tests" / "vm"
@@ -83,6 +86,8 @@ RESOURCES: Final = {
 class Result(NamedTuple):
     """What came of one race; seconds are from the crossing of the contender's threshold, without one of nodeagent's."""
 
+    crossed: bool
+    """False: the filler never came to the contender's threshold, so this was no race."""
     lowest: float
     """The least that was left, as a share of the capacity."""
     then: float | None
@@ -97,6 +102,8 @@ class Result(NamedTuple):
 
     @property
     def lost(self) -> bool:
+        if not self.crossed:
+            return False
         return self.zero_s is not None or self.victims != ("filler",) or not self.alive.issuperset(IDLE)
 
 
@@ -183,12 +190,13 @@ def race(node: Node, name: str, seconds: float, contender: str, running: Running
         with running(node) as log, watching(node, name, round(limit)) as watch:
             time.sleep(QUIET_S)
             go(node.machine, filler)
-            seen = until_over(watch, LEAD_S + seconds)
+            seen = until_over(watch, seconds)
             if seen["zero_at"] is not None and seen["back_at"] is None:  # no command runs without a PID
                 node.observer.kill(filler, after_s=0.0).wait(60)
             text = log()
         evicted_s, zero_s, back_s = [since(seen["crossed_at"], seen[f"{key}_at"]) for key in ("marked", "zero", "back")]
         return Result(
+            crossed=seen["crossed_at"] is not None,
             lowest=seen["lowest"] / capacity,
             then=None if seen["then"] is None else seen["then"] / capacity,
             evicted_s=evicted_s,
@@ -271,13 +279,14 @@ def watching(node: Node, name: str, limit: int) -> Iterator[Watch]:
         watch.stop()
 
 
-def until_over(watch: Watch, filler_s: float) -> dict[str, Any]:
-    """The last report of a race. `filler_s`: how long the filler takes to zero."""
-    ends_at = time.monotonic() + filler_s + PATIENCE_S
+def until_over(watch: Watch, seconds: float) -> dict[str, Any]:
+    """The last report of a race. `seconds`: how long the filler is meant to take from the threshold to zero."""
+    began = watch.report()["now"]
     while True:
         seen = watch.report()
         settled = seen["back_at"] is not None and seen["marked_at"] is not None
-        if settled or time.monotonic() > ends_at:
+        waits_from = began + LEAD_S + SLOW_S if seen["crossed_at"] is None else seen["crossed_at"] + PATIENCE_S
+        if settled or seen["now"] > waits_from + seconds:
             return seen
         time.sleep(0.2)
 
@@ -331,12 +340,14 @@ def print_table(races: Races) -> None:
 
 
 def row(found: Sequence[Result]) -> str:
-    """The results of one line."""
-    lost, lowest = sum(each.lost for each in found), min(each.lowest for each in found)
-    times = [median(getattr(each, key) for each in found) for key in ("evicted_s", "zero_s", "back_s")]
-    shares = [each.then for each in found if each.then is not None]
+    """The results of one line. A run in which the threshold was not reached counts in none of them."""
+    raced = [each for each in found if each.crossed]
+    lost = f"{sum(each.lost for each in raced)}/{len(raced)}"
+    lowest = f"{min(each.lowest for each in raced):.1%}" if raced else "-"
+    times = [median(getattr(each, key) for each in raced) for key in ("evicted_s", "zero_s", "back_s")]
+    shares = [each.then for each in raced if each.then is not None]
     then = f"{statistics.median(shares):.1%}" if shares else "-"
-    return f"{f'{lost}/{len(found)}':>5} {then:>7} {lowest:>7.1%} {times[0]:>10} {times[1]:>8} {times[2]:>8}"
+    return f"{lost:>5} {then:>7} {lowest:>7} {times[0]:>10} {times[1]:>8} {times[2]:>8}"
 
 
 def median(values: Iterable[float | None]) -> str:

@@ -11,7 +11,7 @@ from tests.support.livenode import MIB
 from tests.support.mounts import ext4
 from tests.vm import disk_kubelet, load
 
-WON = Result(0.03, 0.05, 1.0, None, 4.0, ("filler",), frozenset(shortages.IDLE), "")
+WON = Result(True, 0.03, 0.05, 1.0, None, 4.0, ("filler",), frozenset(shortages.IDLE), "")
 
 
 @pytest.fixture
@@ -26,6 +26,13 @@ def test_a_race_is_lost_at_zero_or_without_an_eviction_or_with_an_idle_pod_that_
     assert WON._replace(victims=()).lost
     assert WON._replace(victims=("idle-a", "filler")).lost
     assert WON._replace(alive=frozenset({"idle-a"})).lost
+
+
+def test_a_filler_that_never_came_to_the_threshold_counts_in_no_column() -> None:
+    never = WON._replace(crossed=False, lowest=0.2, then=None, evicted_s=None, back_s=None, victims=())
+    assert not never.lost
+    assert shortages.row([never]).split() == ["0/0", "-", "-", "-", "-", "-"]
+    assert shortages.row([WON, never]) == shortages.row([WON])
 
 
 def test_the_table_has_lost_runs_medians_and_what_is_not_run(capsys: pytest.CaptureFixture[str]) -> None:
