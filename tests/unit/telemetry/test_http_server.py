@@ -274,6 +274,8 @@ while True:
 """
 PODS = [f"127.0.1.{number}" for number in range(1, 60)]
 FLOODED_S = 6.0
+PROBE_TIMEOUT_S = 5.0
+"""`timeoutSeconds` of the probes in daemonset.yaml."""
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_a_flood_does_not_block_a_kubelet_or_a_prometheus(
 
     def ask(path: str, address: str) -> bool:
         with socket.create_connection(
-            ("127.0.0.1", ground.server.port), timeout=1.0, source_address=(address, 0)
+            ("127.0.0.1", ground.server.port), timeout=PROBE_TIMEOUT_S, source_address=(address, 0)
         ) as sock:
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: n\r\n\r\n".encode())
             return everything(sock).startswith(b"HTTP/1.1 200 ")
