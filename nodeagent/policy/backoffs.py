@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from nodeagent.config.schema import RateLimits
+from nodeagent.config.schema import Config, RateLimits
 from nodeagent.model import Pod, Refusal, RefusalCode
-from nodeagent.policy import rate_limits
+from nodeagent.policy import node_fit, rate_limits
 from nodeagent.policy.rate_limits import Backoff, BucketLevel, RateLimitState, Replacements
 
 API_BACKOFF_S: Final = 1.0
@@ -35,6 +35,7 @@ POD_RETRY_S: Final = 1.0
 """First back-off of a pod after a failure that may be temporary (404, 409, 400, 422): longer than the lag of a watch,
 shorter than the node can wait."""
 
+_EMPTY: Final = RateLimitState()
 BLOCKED: Final = frozenset({RefusalCode.BLOCKED_BY_PDB, RefusalCode.PDB_CONFLICT})
 """Back-offs after a refusal by a PodDisruptionBudget: in the hard tier `onBlocked: delete` overrides them."""
 
@@ -191,13 +192,14 @@ def limit_on(limits: ActiveLimits, pod: Pod) -> Refusal | None:
     return refusal
 
 
-def pruned(state: RateLimitState, *, now: float, limits: RateLimits) -> RateLimitState:
+def pruned(state: RateLimitState, *, now: float, config: Config) -> RateLimitState:
     """The state without what has no effect any more: full buckets, back-offs long over.
 
     After a clock that ran backwards the buckets count as empty at `now`, and refill from there.
     """
-    if not (state.levels or state.owners or state.pods or state.replacements or state.spent_at is not None):
+    if state == _EMPTY:
         return state
+    limits = config.rate_limits
     levels = {}
     for key, content in state.levels.items():
         bucket = rate_limits.bucket_of(key, limits)
@@ -210,11 +212,15 @@ def pruned(state: RateLimitState, *, now: float, limits: RateLimits) -> RateLimi
         rate_limits.is_full(bucket, since=spent_at, now=now) for bucket in rate_limits.buckets(limits)
     ):
         spent_at = None
-    keep_owner_s = 2 * limits.owner_backoff_max_s
+    # Node fit and `replacementWait` ask for the last eviction of an owner, however short its back-off is.
+    keep_owner_s = max(
+        2 * limits.owner_backoff_max_s, node_fit.FRESH_S + node_fit.SETTLE_S, config.protection.replacement_wait_s
+    )
     owners = {uid: backoff for uid, backoff in state.owners.items() if 0 <= now - backoff.last <= keep_owner_s}
     pods = {uid: backoff for uid, backoff in state.pods.items() if 0 <= now - backoff.last <= 2 * POD_BACKOFF_MAX_S}
+    api = state.api if state.api is not None and 0 <= now - state.api.last <= 2 * API_BACKOFF_MAX_S else None
     replacements = {name: each._replace(at=min(each.at, now)) for name, each in state.replacements.items()}
-    return state._replace(levels=levels, spent_at=spent_at, owners=owners, pods=pods, replacements=replacements)
+    return RateLimitState(levels, spent_at, owners, pods, api, replacements)
 
 
 def doubled(first_s: float, count: int, *, limit: float) -> float:

@@ -106,7 +106,7 @@ def decide(
     healthy = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
     observed = in_flight.advance(state.in_flight, snapshot, now=now, config=config, healthy=healthy)
     runs = reclaim.advance(state.reclaims, snapshot, met=threshold_state.first_observed.keys(), now=now)
-    limit_state = backoffs.pruned(state.rate_limits, now=now, limits=config.rate_limits)
+    limit_state = backoffs.pruned(state.rate_limits, now=now, config=config)
     for entry in observed.confirmed:
         limit_state = backoffs.back_off_owner(
             limit_state, entry.owner, entry.plan_id, now=now, limits=config.rate_limits

@@ -222,6 +222,7 @@ class TerminatingPod(NamedTuple):
     deletion_wall: float
     """metadata.deletionTimestamp in the last snapshot."""
     shortened: bool = False
+    """The API server has accepted a shorter grace."""
 
 
 class InFlightState(NamedTuple):
@@ -251,13 +252,17 @@ def _step(entry: InFlightEviction, event: EvictionEvent) -> InFlightEviction | N
 
 
 def apply_outcome(state: InFlightState, entry: InFlightEviction, event: EvictionEvent, *, now: float) -> InFlightState:
-    """The state after the answer to the request of `entry`, whose stage is open."""
+    """The state after the answer to the request of `entry`, whose stage is open. A terminating pod counts as shortened
+    only when the API server has accepted that: until then, a request that failed is repeated."""
     after = _step(entry, event)
     if after is not None:
         expected_s = entry.request_s if after.stage is EvictionStage.REQUESTED else entry.grace_s + SLACK_S
         after = after._replace(until=now + _EXPECTED_S.get(event, expected_s))
     entries = [after if each is entry else each for each in state.entries]
-    return state._replace(entries=tuple([each for each in entries if each is not None]))
+    departing = state.departing
+    if event is EvictionEvent.ACCEPTED_BY_API and not entry.buckets and entry.pod_uid in departing:
+        departing = {**departing, entry.pod_uid: departing[entry.pod_uid]._replace(shortened=True)}
+    return state._replace(entries=tuple([each for each in entries if each is not None]), departing=departing)
 
 
 _EXPECTED_S: Final = {EvictionEvent.KILLED: KILLED_S, EvictionEvent.NOT_LISTED: NOT_FOUND_RELEASE_S}
@@ -378,18 +383,13 @@ def after_suspend(state: InFlightState, slept_s: float, *, now: float) -> InFlig
 
 
 def add(state: InFlightState, entries: Iterable[InFlightEviction]) -> InFlightState:
-    """The state with planned evictions. A pod that is only shortened is marked, so that it is not shortened twice. An
-    eviction replaces the one of the same pod that others were to carry out."""
+    """The state with planned evictions. One replaces the eviction of the same pod that others were to carry out."""
     added = tuple(entries)
     if not added:
         return state
-    departing = dict(state.departing)
-    for entry in added:
-        if entry.pod_uid in departing:
-            departing[entry.pod_uid] = departing[entry.pod_uid]._replace(shortened=True)
     uids = {entry.pod_uid for entry in added}
     kept = [entry for entry in state.entries if not (entry.awaits_others and entry.pod_uid in uids)]
-    return state._replace(entries=(*kept, *added), departing=departing)
+    return state._replace(entries=(*kept, *added))
 
 
 def entry_for(state: InFlightState, *, plan_id: str, pod_uid: str) -> InFlightEviction | None:

@@ -222,10 +222,15 @@ def _limit_finder(context: ReachContext) -> Callable[[Pod], tuple[Replacement, R
         if refusal is None:
             return None
         backoff = limit_state.pods.get(pod.uid) if pod.uid in active.pods else None
-        stuck = backoff is not None and (backoff.code in _STUCK or backoff.times > STUCK_AFTER_FAILURES)
+        stuck = backoff is not None and is_stuck(backoff)
         return (Replacement.IF_SUFFICIENT if stuck else Replacement.NEVER), refusal
 
     return find_limit
+
+
+def is_stuck(backoff: rate_limits.Backoff) -> bool:
+    """Whether the end of a pod's back-off is not to be waited for."""
+    return backoff.code in _STUCK or backoff.times > STUCK_AFTER_FAILURES
 
 
 def _limit_on_kill(

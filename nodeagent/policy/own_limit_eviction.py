@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from nodeagent.config.schema import Config
 from nodeagent.model import NodeSnapshot, Pod, Refusal, RefusalCode, Tier
 from nodeagent.policy import backoffs, in_flight, own_limits, preconditions, protection, rate_limits
-from nodeagent.policy.in_flight import InFlightState
+from nodeagent.policy.in_flight import EvictionStage, InFlightState
 from nodeagent.policy.own_limits import NearLimit
 from nodeagent.policy.rate_limits import RateLimitState
 
@@ -59,7 +59,7 @@ def select_near_limit(
     if block is not None:
         return OwnLimitSelection((), limit_state, (block,))
     leaving = {rate_limits.own_limit_owner_of(view.pod): view.pod.key for view in snapshot.pods if view.pod.terminating}
-    leaving |= {entry.owner: entry.pod for entry in in_flight_state.entries if entry.limit == own_limits.OWN_LIMIT}
+    leaving |= _evicted_owners(in_flight_state, now=now)
     entries = {entry.pod_uid: entry for entry in in_flight_state.entries}
     chosen: list[NearLimit] = []
     refusals: list[Refusal] = []
@@ -84,6 +84,19 @@ def select_near_limit(
         if refusal is not None:
             refusals.append(Refusal(refusal.code, f"{pod.key} is near its {own_limits.OWN_LIMIT}: {refusal.message}"))
     return OwnLimitSelection(tuple(chosen), limit_state, tuple(refusals))
+
+
+def _evicted_owners(state: InFlightState, *, now: float) -> dict[str, str]:
+    """The pods that are being evicted, for the node or for a limit, by the owner that `own_limit_owner_of` names."""
+    owners: dict[str, str] = {}
+    for entry in state.entries:
+        if entry.limit == own_limits.OWN_LIMIT:
+            owners[entry.owner] = entry.pod
+        elif entry.stage is EvictionStage.DRY_RUN and now > entry.until:
+            pass  # a real eviction would be over by now
+        elif entry.stage is not EvictionStage.GONE:
+            owners[rate_limits.own_limit_owner(entry.owner)] = entry.pod
+    return owners
 
 
 def _urgency(near: NearLimit) -> tuple[float, str]:

@@ -36,7 +36,8 @@ class PendingRelease(NamedTuple):
     pods: tuple[str, ...]
     """The releasing pods, for texts."""
     long_grace: tuple[PodView, ...]
-    """Terminating pods with more grace left than this tier waits for, that were not shortened yet."""
+    """Terminating pods with more grace left than this tier waits for, that were not shortened yet and for which no
+    request is in flight."""
     uids: frozenset[str] = frozenset()
     """The pods of `amount` that are still listed. A pod whose release is unknown is not among them: it may be out of
     reach, and other pods are not chosen as if it were gone."""
@@ -97,7 +98,7 @@ def wait_for_release(
     for entry in state.entries:
         if entry.limit and entry.signal in MEMORY_SIGNALS:
             continue  # not evicted for the node: what it releases counts, but nothing waits for it
-        concerned = signal is None or same_resource(entry.signal, signal, snapshot)
+        concerned = signal is None or _is_waited_for(entry.signal, signal, snapshot)
         if entry.stage is EvictionStage.DRY_RUN and now > entry.until:
             continue  # a real eviction would be gone by now
         if concerned and _counts(entry, snapshot, now=now):
@@ -108,6 +109,12 @@ def wait_for_release(
                 f"waiting up to {max(0.0, until - now):.0f}s for its release",
             )
     return None
+
+
+def _is_waited_for(evicted_for: Signal, signal: Signal, snapshot: NodeSnapshot) -> bool:
+    """Both signals of memory contain the pods, so what is released for one is waited for by the other."""
+    both_memory = evicted_for in MEMORY_SIGNALS and signal in MEMORY_SIGNALS
+    return both_memory or same_resource(evicted_for, signal, snapshot)
 
 
 def same_resource(one: Signal, other: Signal, snapshot: NodeSnapshot) -> bool:

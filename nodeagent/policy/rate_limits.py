@@ -96,7 +96,12 @@ def owner_of(pod: Pod) -> str:
 def own_limit_owner_of(pod: Pod) -> str:
     """The owner in back-offs and evictions in flight for a memory limit of the pod's own: apart from those under
     pressure."""
-    return f"{OWN_LIMIT}/{owner_of(pod)}"
+    return own_limit_owner(owner_of(pod))
+
+
+def own_limit_owner(owner: str) -> str:
+    """The same, from what `owner_of` returns."""
+    return f"{OWN_LIMIT}/{owner}"
 
 
 def bucket_keys(pod: Pod, signal: str) -> tuple[str, ...]:

@@ -22,7 +22,16 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, RefusalCode, Tier, units
-from nodeagent.policy import backoffs, pending_release, rate_limits, relief, thresholds, trend, usage_growth
+from nodeagent.policy import (
+    backoffs,
+    out_of_reach,
+    pending_release,
+    rate_limits,
+    relief,
+    thresholds,
+    trend,
+    usage_growth,
+)
 from nodeagent.policy.candidates import RankedPods
 from nodeagent.policy.out_of_reach import OutOfReach, Replacement
 
@@ -48,6 +57,25 @@ class Selection(NamedTuple):
     limit_state: rate_limits.RateLimitState
     refusals: tuple[Refusal, ...]
     """Why there are no victims, or not more: limits that were reached, one of each kind, and a pod out of reach."""
+
+
+class Shortening(NamedTuple):
+    """The terminating pods whose grace is to be shortened."""
+
+    pods: tuple[RankedPod, ...] = ()
+    waiting: tuple[RankedPod, ...] = ()
+    """Those that back off after a refusal: no other pod is evicted in their place."""
+    refusals: tuple[Refusal, ...] = ()
+    """Why they wait."""
+
+    @property
+    def relief(self) -> int:
+        """What all of them free."""
+        return sum(_relief(pod) for pod in (*self.pods, *self.waiting))
+
+    @property
+    def uids(self) -> frozenset[str]:
+        return frozenset(pod.view.pod.uid for pod in (*self.pods, *self.waiting))
 
 
 class SelectionTerms(NamedTuple):
@@ -191,9 +219,12 @@ def _take_tokens(
                 break
             refusal = taken
             ranked_pods.set_refusals(pod, (refusal,))
-        not_replaced = Refusal(refusal.code, f"{pod.view.pod.key}: {refusal.message}; {NO_REPLACEMENT}")
-        refusals.setdefault(refusal.code, not_replaced)
+        refusals.setdefault(refusal.code, _not_replaced(pod, refusal))
     return Selection(tuple(victims), limit_state, tuple(refusals.values()))
+
+
+def _not_replaced(pod: RankedPod, refusal: Refusal) -> Refusal:
+    return Refusal(refusal.code, f"{pod.view.pod.key}: {refusal.message}; {NO_REPLACEMENT}")
 
 
 def _without_larger(
@@ -327,19 +358,32 @@ def select_to_shorten(
     *,
     minimum: int,
     tier: Tier,
+    limit_state: rate_limits.RateLimitState,
+    now: float,
     config: Config,
-) -> tuple[RankedPod, ...]:
+) -> Shortening:
     """Hard tier: terminating pods with a long grace that hold the deficit, in eviction order. It costs no token,
     because they terminate anyway."""
     if tier is not Tier.HARD or not config.escalation.shorten_terminating or not pending.long_grace:
-        return ()
+        return Shortening()
     long_grace = {view.pod.uid for view in pending.long_grace}
     selected: list[RankedPod] = []
+    waiting: list[RankedPod] = []
+    refusals: list[Refusal] = []
     for pod in list(ranked_pods.pods):
         if deficit <= 0 or len(selected) >= config.relief.max_victims:
             break
         only_terminating = [refusal.code for refusal in pod.refusals] == [RefusalCode.TERMINATING]
-        if pod.view.pod.uid in long_grace and only_terminating and _relief(pod) >= minimum:
+        if pod.view.pod.uid not in long_grace or not only_terminating or _relief(pod) < minimum:
+            continue
+        backoff = limit_state.pods.get(pod.view.pod.uid)
+        refusal = backoffs.remaining(backoff, now=now)
+        if backoff is None or refusal is None:
             selected.append(ranked_pods.set_refusals(pod, ()))
-            deficit -= _relief(pod)
-    return tuple(selected)
+        elif out_of_reach.is_stuck(backoff):
+            continue
+        else:
+            waiting.append(ranked_pods.set_refusals(pod, (refusal,)))
+            refusals.append(_not_replaced(pod, refusal))
+        deficit -= _relief(pod)
+    return Shortening(tuple(selected), tuple(waiting), tuple(refusals))

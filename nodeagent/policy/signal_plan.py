@@ -333,7 +333,7 @@ def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, 
     out_of_reach.end_claims_wait(
         ranked_pods, target.verdict, target.trend, minimum=target.minimum, now=now, config=config
     )
-    shortened: tuple[RankedPod, ...] = ()
+    shortened = selection.Shortening()
     if not target.kill:
         shortened = selection.select_to_shorten(
             ranked_pods,
@@ -341,6 +341,8 @@ def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, 
             target.deficit,
             minimum=target.minimum.relief,
             tier=target.tier,
+            limit_state=limit_state,
+            now=now,
             config=config,
         )
     incomplete = replacement.refusals(snapshot, target.tier, limit_state=limit_state, now=now, config=config)
@@ -386,7 +388,7 @@ def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, 
             selected, refusals = (), (*refusals, hook.waits)
     figures = snapshot.memory_figures(target.signal) if target.signal in MEMORY_SIGNALS else None
     chosen = []
-    for position, ranked in enumerate((*shortened, *selected)):
+    for position, ranked in enumerate((*shortened.pods, *selected)):
         victim = chosen_victims.from_ranked(ranked, target.verdict, target.observation, figures, after, config)
         if target.kill:
             victim = victim._replace(method=Method.KILL)
@@ -403,7 +405,7 @@ def _choose(context: DecisionContext, target: _Target, ranked_pods: RankedPods, 
             sample_at=snapshot.taken_at,
             now=now,
             config=config,
-            spends_tokens=position >= len(shortened),
+            spends_tokens=position >= len(shortened.pods),
         )
         chosen.append((victim, entry))
     owners = replacement.lookups(wanted, config=config)
@@ -414,17 +416,17 @@ def _select(
     context: DecisionContext,
     target: _Target,
     ranked_pods: RankedPods,
-    shortened: tuple[RankedPod, ...],
+    shortened: selection.Shortening,
     limit_state: RateLimitState,
     excluded: Mapping[str, Refusal],
 ) -> tuple[tuple[RankedPod, ...], tuple[Refusal, ...], RateLimitState]:
     """The pods to evict for what the shortened ones leave of the deficit. `excluded`: the pods whose owners lack
     replicas, or that no other node takes."""
-    left = target.deficit - sum(pod.relief or 0 for pod in shortened)
+    left = target.deficit - shortened.relief
     if left <= 0:
-        return (), (), limit_state
+        return (), shortened.refusals, limit_state
     snapshot, now, config = context.snapshot, context.now, context.config
-    releasing = target.pending.uids | {pod.view.pod.uid for pod in shortened}
+    releasing = target.pending.uids | shortened.uids
     reach = out_of_reach.ReachContext(
         snapshot,
         target.tier,
@@ -440,13 +442,13 @@ def _select(
     evictable, beyond = out_of_reach.split_candidates(ranked_pods, reach)
     evictable = eviction_hook.prefer_prepared(evictable, context.hooks, left, target.tier, config)
     limited = [each.pod for each in beyond if each.replacement is out_of_reach.Replacement.NEVER]
-    refusals: tuple[Refusal, ...] = ()
+    refusals = shortened.refusals
     futile = _futile(context, target.signal, left, [*evictable, *limited])
     if futile is not None:
-        refusals = (futile, *selection.larger_out_of_reach(ranked_pods, evictable, beyond))
+        refusals = (*refusals, futile, *selection.larger_out_of_reach(ranked_pods, evictable, beyond))
         if target.tier is not Tier.HARD or config.relief.on_futile is not OnFutile.EVICT:
             return (), refusals, limit_state
-    terms = _selection_terms(context, target, left, limit_state, shortened=len(shortened))
+    terms = _selection_terms(context, target, left, limit_state, shortened=len(shortened.pods))
     pods, after, limits = selection.select_victims(ranked_pods, evictable, beyond, terms, limit_state=limit_state)
     return pods, (*refusals, *limits), after
 

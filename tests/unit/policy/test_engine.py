@@ -40,7 +40,7 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy import backoffs, candidates, chosen_victims, engine, outcomes, rate_limits, recheck, state
-from nodeagent.policy.in_flight import EvictionStage
+from nodeagent.policy.in_flight import EvictionEvent, EvictionStage
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, PLENTY, WALL, attributed, config, hard, not_started, snapshot, soft, view
 
@@ -392,6 +392,19 @@ def test_the_soft_tier_waits_for_the_release_and_the_hard_tier_does_not(tier: Ti
         assert refused(again, str(first)) == ["eviction-in-flight"]
 
 
+def test_the_soft_tier_waits_for_what_is_evicted_for_the_other_signal_of_memory() -> None:
+    reclaim = Amount(3 * GI, None, "3Gi")
+    settings = config(soft(min_reclaim=reclaim), soft(Signal.ALLOCATABLE_MEMORY, min_reclaim=reclaim))
+    pods = [view("hog", 2 * GI), view("other", 3 * GI, qos=GUARANTEED)]
+    short: dict[Signal, int | None] = {Signal.MEMORY: 100 * MI, Signal.ALLOCATABLE_MEMORY: 100 * MI}
+    after, named = fresh(), []
+    for seconds in range(8):
+        plan, after = decide(snapshot(*pods, at=NOW + seconds, available=short), settings, after)
+        named += victims(plan)
+    assert len(named) == 1
+    assert set(codes(plan)) == {"waits-for-release"}
+
+
 def test_an_eviction_for_another_resource_is_not_waited_for() -> None:
     bomb = view("bomb", MI, usage_more={"process_count": 9000, "thread_count": 9000})
     settings = config(soft(), soft(Signal.PID, 1000))
@@ -412,6 +425,58 @@ def test_a_pod_with_a_huge_grace_that_holds_what_is_missing_is_shortened_in_the_
     assert rate_limits.level(after.rate_limits, "node", now=NOW, limits=settings.rate_limits).tokens == 1
     again, _ = decide(pressed(leaving, view("hog", 4 * GI), at=NOW + 1), settings, after)
     assert victims(again) == [], "it is not shortened twice, and its release is waited for"
+
+
+@pytest.mark.parametrize(
+    ("kind", "waits_s"),
+    [
+        (kind, 40 if rule.event is EvictionEvent.NO_ANSWER or rule.api is outcomes.ApiEffect.BACK_OFF else 3)
+        for kind, rule in outcomes.OUTCOME_RULES.items()
+        if (rule.returns_tokens or rule.event is EvictionEvent.NO_ANSWER) and not kind.of_request
+        # A terminating pod has no budget to respect, and is not killed.
+        if kind not in (OutcomeKind.BLOCKED_BY_PDB, OutcomeKind.PDB_CONFLICT, OutcomeKind.NOT_KILLED)
+    ]
+    + [pytest.param(None, 40, id="the agent ended before the request")],
+)
+def test_a_shortening_that_failed_is_repeated_and_no_other_pod_is_evicted(
+    kind: OutcomeKind | None, waits_s: int
+) -> None:
+    leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
+    plan, after = decide(pressed(leaving, view("hog", 4 * GI)))
+    assert victims(plan) == ["leaving"]
+    after = state.restored(after, instance="again") if kind is None else settled(plan, after, kind)
+    named: list[str | None] = []
+    for seconds in range(1, waits_s):
+        again, after = decide(pressed(leaving, view("hog", 4 * GI), at=NOW + seconds), before=after)
+        named += victims(again)
+    assert set(named) == {"leaving"}
+
+
+def test_a_shortening_that_is_always_refused_ends_in_evictions_of_others() -> None:
+    leaving, hog = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0), view("hog", 4 * GI)
+    after, named = fresh(), []
+    for seconds in range(200):
+        plan, after = decide(pressed(leaving, hog, at=NOW + seconds), before=after)
+        named.append(victims(plan))
+        if plan.victims and plan.victims[0].pod.name == "leaving":
+            refusal = outcome(plan, OutcomeKind.INVALID, at=NOW + seconds)
+            after = outcomes.apply_outcome(after, refusal, now=NOW + seconds, config=config(hard()))
+    first = named.index(["hog"])
+    assert 31 <= first <= 90
+    assert named[:first].count(["leaving"]) == 6
+
+
+def test_a_dry_run_of_a_shortening_is_no_shortening() -> None:
+    leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
+    dry = config(hard(), mode=Mode.DRY_RUN)
+    plan, after = decide(pressed(leaving, view("hog", 4 * GI)), dry)
+    after = settled(plan, after, OutcomeKind.DRY_RUN, dry)
+    for seconds in range(1, 20):
+        plan, after = decide(pressed(leaving, view("hog", 4 * GI), at=NOW + seconds), dry, after)
+        assert victims(plan) == []
+    enforced = config(hard(), mode=Mode.ENFORCE)
+    plan, _ = decide(pressed(leaving, view("hog", 4 * GI), at=NOW + 20), enforced, after)
+    assert victims(plan) == ["leaving"]
 
 
 def test_a_pod_that_is_shortened_is_not_a_victim_beside_that() -> None:

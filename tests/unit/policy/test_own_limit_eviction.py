@@ -152,6 +152,22 @@ def test_of_an_owner_one_pod_leaves_at_a_time() -> None:
     assert names(plan) == [], "a rollout takes one away already"
 
 
+def test_of_an_owner_no_pod_leaves_for_its_limit_while_another_is_evicted_for_the_node() -> None:
+    owner = Owner("ReplicaSet", "web", "rs-web")
+    hog = pod("hog", owner=owner)
+    short = snapshot(near("a", owner=owner), PodView(hog, usage(hog, 4 * GI)), available={Signal.MEMORY: 10 * MI})
+    settings = SETTINGS._replace(thresholds=(hard(),))
+    plan, planned = decide(short, settings)
+    assert names(plan) == ["hog"]
+    relieved = snapshot(near("a", owner=owner), PodView(hog, usage(hog, 4 * GI)), at=NOW + 1)
+    for before in (planned, state.restored(planned, instance="again")):
+        again, _ = decide(relieved, settings, before)
+        assert (names(again), codes(again)) == ([], [RefusalCode.EVICTION_IN_FLIGHT])
+        assert "shop/hog of the same owner is leaving" in again.refusals[0].message
+    uncertain = answered(planned, plan, OutcomeKind.TIMED_OUT)._replace(rate_limits=planned.rate_limits)
+    assert names(decide(relieved, settings, uncertain)[0]) == []
+
+
 def test_an_owner_backs_off_for_its_own_limits_and_not_for_the_node() -> None:
     owner = Owner("ReplicaSet", "web", "rs-web")
     plan, after = decide(snapshot(near("a", owner=owner)))

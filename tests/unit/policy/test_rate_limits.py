@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from nodeagent.config.schema import RateLimits, TokenBucket
+from nodeagent.config.schema import Config, ProtectionConfig, RateLimits, TokenBucket
 from nodeagent.model import Owner, Refusal, RefusalCode, Signal
 from nodeagent.policy import backoffs, rate_limits
 from nodeagent.policy.rate_limits import RateLimitState
@@ -79,7 +79,7 @@ def test_a_token_that_is_given_back_restores_the_bucket_and_never_overfills_it()
 
 
 def test_a_clock_that_ran_backwards_counts_as_spent_and_grows_again_from_there() -> None:
-    state = backoffs.pruned(taken(RateLimitState(), now=1e6), now=100.0, limits=SMALL)
+    state = backoffs.pruned(taken(RateLimitState(), now=1e6), now=100.0, config=Config(rate_limits=SMALL))
     assert rate_limits.level(state, "node", now=100.0, limits=SMALL).tokens == 0
     assert rate_limits.level(state, "node", now=160.0, limits=SMALL).tokens == 1
 
@@ -95,8 +95,8 @@ def test_after_a_lost_state_every_bucket_starts_empty_also_those_never_seen() ->
 
 
 def test_a_lost_state_is_forgotten_when_every_bucket_would_be_full_again() -> None:
-    assert backoffs.pruned(RateLimitState(spent_at=0.0), now=299.0, limits=SMALL).spent_at == 0.0
-    assert backoffs.pruned(RateLimitState(spent_at=0.0), now=300.0, limits=SMALL).spent_at is None
+    assert backoffs.pruned(RateLimitState(spent_at=0.0), now=299.0, config=Config(rate_limits=SMALL)).spent_at == 0.0
+    assert backoffs.pruned(RateLimitState(spent_at=0.0), now=300.0, config=Config(rate_limits=SMALL)).spent_at is None
 
 
 def test_a_bucket_without_refill_stays_empty() -> None:
@@ -225,8 +225,39 @@ def test_after_a_lost_state_a_namespace_waits_for_the_bucket_of_its_own() -> Non
     assert known["slow"] is not None
     assert known["slow"].code == "rate-limit-namespace"
     assert (known["fast"], known["other"]) == (None, None)
-    pruned = backoffs.pruned(lost, now=100.0 + 3600.0, limits=limits)
+    pruned = backoffs.pruned(lost, now=100.0 + 3600.0, config=Config(rate_limits=limits))
     assert pruned.spent_at is not None, "the bucket of `slow` is not full yet"
+
+
+def test_failures_of_the_api_server_that_are_long_over_do_not_count() -> None:
+    failed = RateLimitState()
+    for number in range(12):
+        failed = backoffs.back_off_api(
+            failed, "p", now=number * 60.0, code=RefusalCode.TIMED_OUT, why="x", retry_after_s=None
+        )
+    assert failed.api is not None
+    assert failed.api.until - failed.api.last >= backoffs.API_BACKOFF_MAX_S
+    assert backoffs.pruned(failed, now=failed.api.last + 60.0, config=Config()).api == failed.api
+    for now in (failed.api.last + 60.1, failed.api.last - 1.0):
+        again = backoffs.back_off_api(
+            backoffs.pruned(failed, now=now, config=Config()),
+            "p",
+            now=now,
+            code=RefusalCode.TIMED_OUT,
+            why="x",
+            retry_after_s=None,
+        )
+        assert again.api is not None
+        assert again.api.until - now <= backoffs.API_BACKOFF_S * (1 + backoffs.JITTER)
+
+
+@pytest.mark.parametrize(("wait_s", "kept_s"), [(0.0, 310.0), (3600.0, 3600.0)])
+def test_a_short_back_off_of_an_owner_forgets_no_eviction_that_others_ask_for(wait_s: float, kept_s: float) -> None:
+    limits = SMALL._replace(owner_backoff_s=1.0, owner_backoff_max_s=1.0)
+    config = Config(rate_limits=limits, protection=ProtectionConfig(replacement_wait_s=wait_s))
+    evicted = backoffs.back_off_owner(RateLimitState(), "rs", "p", now=100.0, limits=limits)
+    assert backoffs.pruned(evicted, now=100.0 + kept_s, config=config).owners == evicted.owners
+    assert backoffs.pruned(evicted, now=100.1 + kept_s, config=config).owners == {}
 
 
 class NeverExceeded(RuleBasedStateMachine):
@@ -255,7 +286,7 @@ class NeverExceeded(RuleBasedStateMachine):
         answer=st.sampled_from(["accepted", "blocked", "crash before", "crash after"]),
     )
     def evict(self, namespace: str, owner: str, signal: Signal, answer: str) -> None:
-        self.state = backoffs.pruned(self.state, now=self.now, limits=SMALL)
+        self.state = backoffs.pruned(self.state, now=self.now, config=Config(rate_limits=SMALL))
         victim = pod("p", namespace=namespace, owner=Owner("ReplicaSet", owner, owner))
         holds = backoffs.active_limits(self.state, now=self.now, limits=SMALL)
         keys = rate_limits.bucket_keys(victim, signal)
