@@ -9,8 +9,8 @@ Promises:
    defines as that. "Not evicted" is claimed only if it is certain.
 4. DELETE, which ignores PodDisruptionBudgets, is used only for a victim with that method. The pod gets the condition
    DisruptionTarget first, which a Job's podFailurePolicy reads.
-5. A 400, 404, 409 or 422 may be temporary: the pod is listed, and if it exists the eviction is sent once more. No other
-   request is repeated: the policy decides on a newer sample.
+5. A 400, 404, 409 or 422 may be temporary: the pod is listed, and if it exists the eviction is sent once more, as after
+   a 5xx of the API server. No other request is repeated: the policy decides on a newer sample.
 """
 
 import contextlib
@@ -37,6 +37,9 @@ PREWARM_EVERY_S: Final = 45.0
 """`prewarm` opens connections again after this; the server closes idle ones after 90 s."""
 PREWARM_RETRY_S: Final = 1.0
 """Wait of `prewarm` after connections could not be opened."""
+SERVER_RETRY_S: Final = 1.0
+"""Pause before an eviction is sent a second time after a 5xx of the API server: etcd elects a leader in about that
+time. The request has the pod's UID, so a second one evicts nothing more."""
 EVICTION_RETRY_S: Final = 0.3
 """Pause before a refused eviction is sent a second time: a pod's status is updated within milliseconds, and a hard
 decision cannot wait for long."""
@@ -193,7 +196,11 @@ class EvictionSender:
             self._send(request)
             return
         except ApiError as error:
-            if error.status not in _TEMPORARY and api_errors.NOT_ON_NODE not in error.message:
+            if error.kind is OutcomeKind.SERVER_ERROR and error.from_api and (error.status or 0) >= 500:
+                self._send_after_server_error(request, error)
+                return
+            denied = error.kind is OutcomeKind.DENIED or error.status not in _TEMPORARY
+            if denied and api_errors.NOT_ON_NODE not in error.message:
                 raise
             first = error
         self._listed(request, first)
@@ -212,6 +219,14 @@ class EvictionSender:
             else:
                 kind, detail = OutcomeKind.SERVER_ERROR, "and the API server does not list the node's pods"
             raise ApiError(kind, f"{second.message}: twice, {detail}", status=404) from second
+
+    def _send_after_server_error(self, request: _Request, first: ApiError) -> None:
+        time.sleep(max(0.0, min(SERVER_RETRY_S, request.deadline - self._clock())))
+        try:
+            self._send(request)
+        except ApiError as second:
+            # The first request may have been carried out, whatever this answer is.
+            raise first from second
 
     def _listed(self, request: _Request, refusal: ApiError) -> bool:
         """True if the API server lists the victim, False if it does not answer. Raises ApiError if no pod or another

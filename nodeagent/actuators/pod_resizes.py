@@ -31,6 +31,7 @@ _RESULTS: Final = {
     OutcomeKind.UNREACHABLE: ResizeResult.NOT_SENT,
     OutcomeKind.CONFLICT: ResizeResult.REFUSED,
     OutcomeKind.INVALID: ResizeResult.REFUSED,
+    OutcomeKind.DENIED: ResizeResult.REFUSED,
 }
 """What a failure proves; every other one is uncertain."""
 

@@ -37,6 +37,11 @@ _MISSING_RIGHT: Final = re.compile(r'User "[^"]*" cannot ')
 with a Status is admission's: a policy, a webhook, NodeRestriction, a namespace that is being terminated, or a plugin
 that is not ready just after the start of the API server. It is about this request; one for another pod may pass."""
 
+_WEBHOOK: Final = re.compile(r'admission webhook ".*" denied the request|failed calling webhook ')
+"""Texts of a webhook's refusal, whose HTTP status the webhook chooses (KubeVirt's has 429), and of one that fails while
+its failurePolicy is Fail, a 500 (k8s.io/apiserver, pkg/admission/plugin/webhook/errors/statuserror.go and
+pkg/util/webhook/error.go). Admission comes before the eviction, so nothing was evicted."""
+
 
 class ApiError(Exception):
     """A request that did not succeed."""
@@ -130,6 +135,8 @@ def explain(error: BaseException) -> str:
 
 
 def _kind(status: int, message: str, causes: tuple[str, ...], *, is_status: bool) -> OutcomeKind:
+    if is_status and _WEBHOOK.search(message):
+        return OutcomeKind.DENIED
     if status == 429:
         return OutcomeKind.BLOCKED_BY_PDB if "DisruptionBudget" in causes else OutcomeKind.TOO_MANY_REQUESTS
     if status == 500 and "more than one PodDisruptionBudget" in message:
@@ -139,7 +146,8 @@ def _kind(status: int, message: str, causes: tuple[str, ...], *, is_status: bool
     if status >= 500:
         return OutcomeKind.SERVER_ERROR
     if status == 403 and is_status and not _MISSING_RIGHT.search(message):
-        return OutcomeKind.INVALID
+        # A node's own pod that the server does not know to be bound yet is retried soon: no policy denies that.
+        return OutcomeKind.INVALID if NOT_ON_NODE in message else OutcomeKind.DENIED
     return {
         401: OutcomeKind.UNAUTHORIZED,
         403: OutcomeKind.FORBIDDEN,

@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 _NODE_EXTRA: Final = "authentication.kubernetes.io/node-name"
 """The node of the pod that the token is bound to (Kubernetes 1.30)."""
+_REFUSED: Final = (OutcomeKind.FORBIDDEN, OutcomeKind.NOT_FOUND, OutcomeKind.INVALID, OutcomeKind.DENIED)
 _NODE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -34,7 +35,7 @@ def fetch_user(transport: "Transport") -> User:
         path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
         info = decode(transport.request("POST", path, body=body).body, objects.SelfSubjectReview).status.user_info
     except ApiError as error:
-        if error.from_api and error.kind in (OutcomeKind.FORBIDDEN, OutcomeKind.NOT_FOUND, OutcomeKind.INVALID):
+        if error.from_api and error.kind in _REFUSED:
             # Servers before 1.28 do not have it. NodeRestriction limits node credentials all the same.
             return User()
         raise

@@ -55,7 +55,9 @@ class OutcomeKind(enum.StrEnum):
     """409, twice: the version of the pod moved. Or 400, 409 or 422, and another pod (UID) has its name now."""
     INVALID = "invalid"
     """400 or 422, twice: a wrong request, a defect of the agent or of the server. Or 404 twice for a pod that the API
-    server lists. Or 403 of an admission policy or webhook for this pod."""
+    server lists."""
+    DENIED = "denied-by-admission"
+    """An admission policy (403) or webhook (any status) denied the eviction of this pod, or that webhook failed."""
     FORBIDDEN = "forbidden"
     """403."""
     UNAUTHORIZED = "unauthorized"

@@ -370,9 +370,13 @@ class RefusalCode(enum.StrEnum):
     CONFLICT = "conflict", _limit("The API server answered 409 for this pod, and the pod still runs; retried soon.")
     INVALID = (
         "invalid",
+        _limit("The API server answered 400, 422, or 404 although it lists the pod, which still runs; retried soon."),
+    )
+    DENIED = (
+        "denied-by-admission",
         _limit(
-            "The API server answered 400, 422, 404 although it lists the pod, or 403 by admission for this pod, which "
-            "still runs; retried soon."
+            "An admission policy or webhook denied the last request for this pod, or its webhook failed; the message "
+            "names it and has the next time."
         ),
     )
     NOT_KILLED = "not-killed", _limit("The kernel refused the last kill of this pod.")

@@ -32,8 +32,8 @@ JITTER: Final = 0.25
 """Back-offs are lengthened by up to this share, by a hash of their subject, so that a fleet does not return at once."""
 
 POD_RETRY_S: Final = 1.0
-"""First back-off of a pod after a failure that may be temporary (404, 409, 400, 422): longer than the lag of a watch,
-shorter than the node can wait."""
+"""First back-off of a pod after a failure that may be temporary (404, 409, 400, 422, a webhook): longer than the lag of
+a watch, shorter than the node can wait."""
 
 _EMPTY: Final = RateLimitState()
 BLOCKED: Final = frozenset({RefusalCode.BLOCKED_BY_PDB, RefusalCode.PDB_CONFLICT})

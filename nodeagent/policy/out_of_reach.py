@@ -60,8 +60,8 @@ _TEMPORARY: Final = frozenset(
     }
 )
 """Protections that pass, or that stand for something unknown."""
-_STUCK: Final = backoffs.BLOCKED | {RefusalCode.NOT_KILLED}
-"""Codes of back-offs whose end another party decides: a PodDisruptionBudget, the kernel."""
+_STUCK: Final = backoffs.BLOCKED | {RefusalCode.NOT_KILLED, RefusalCode.DENIED}
+"""Codes of back-offs whose end another party decides: a PodDisruptionBudget, the kernel, an admission webhook."""
 
 
 class Replacement(enum.Enum):
@@ -239,7 +239,7 @@ def _limit_on_kill(
     """What excludes a pod from being killed. Back-offs and rate limits of requests do not."""
     backoff = limit_state.pods.get(pod.uid)
     refusal = None
-    if backoff is not None and backoff.code in _STUCK - backoffs.BLOCKED:
+    if backoff is not None and backoff.code is RefusalCode.NOT_KILLED:
         refusal = backoffs.remaining(backoff, now=now)
     if refusal is None and pod.source is not PodSource.API:
         refusal = Refusal(RefusalCode.UNKNOWN_POD, "the API server never listed this pod")

@@ -71,6 +71,10 @@ OUTCOME_RULES: Final[Mapping[OutcomeKind, OutcomeRule]] = {
     OutcomeKind.INVALID: OutcomeRule(
         _NOT_EVICTED, ApiEffect.ANSWERED, RefusalCode.INVALID, pod_backoff_s=backoffs.POD_RETRY_S
     ),
+    # Whatever its status: one for another pod may pass.
+    OutcomeKind.DENIED: OutcomeRule(
+        _NOT_EVICTED, ApiEffect.ANSWERED, RefusalCode.DENIED, pod_backoff_s=backoffs.POD_RETRY_S
+    ),
     # Until a restarted API server has read its roles, it answers 403 to everything; a rotated token arrives within
     # seconds as well.
     OutcomeKind.FORBIDDEN: OutcomeRule(_NOT_EVICTED, ApiEffect.BACK_OFF, RefusalCode.FORBIDDEN),

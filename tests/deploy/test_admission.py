@@ -684,7 +684,7 @@ def test_a_refused_eviction_affects_this_pod_alone_and_names_the_policy(
 ) -> None:
     """Not a missing right, which would keep the agent from every other pod, too."""
     outcome = evict(api, transport, namespace, Method.EVICT)
-    assert outcome.kind is OutcomeKind.INVALID
+    assert outcome.kind is OutcomeKind.DENIED
     assert NAMESPACES in outcome.message
     assert f"nodeagent-{'node-' if api.minor >= 36 else ''}evictions" in outcome.message
 

@@ -91,6 +91,9 @@ def ask(transport: Transport, method: str) -> None:
 
 # --- one answer ------------------------------------------------------------------------------------------------------
 
+DENIAL = json.dumps(
+    {"kind": "Status", "status": "Failure", "message": 'admission webhook "hold.example.com" denied the request: no'}
+).encode()
 ACCEPTED, UNKNOWN, LATE = OutcomeKind.ACCEPTED, OutcomeKind.SERVER_ERROR, OutcomeKind.TIMED_OUT
 
 
@@ -154,6 +157,7 @@ ACCEPTED, UNKNOWN, LATE = OutcomeKind.ACCEPTED, OutcomeKind.SERVER_ERROR, Outcom
         (http(*recorded("apf-429-eviction"), kind="text/plain; charset=utf-8"), OutcomeKind.TOO_MANY_REQUESTS),
         (http(*recorded("eviction-badjson-400")), OutcomeKind.INVALID),
         (http(*recorded("eviction-rv-mismatch-409")), OutcomeKind.CONFLICT),
+        *[(http(status, DENIAL), OutcomeKind.DENIED) for status in (400, 403, 429, 500, 503)],
         # Both the eviction and the list of pods are answered so: whether the pod is gone is not known.
         (http(*recorded("eviction-404")), UNKNOWN),
     ],
@@ -403,6 +407,40 @@ def test_a_refusal_of_the_second_try_proves_nothing_about_the_first(tmp_path: Pa
         outcome = outcome_of(transport_to(server, tmp_path), victim())
     assert outcome.kind is LATE, outcome
     assert "sent again" in outcome.message
+
+
+@pytest.mark.parametrize("status", [400, 403, 429, 500])
+def test_what_admission_denies_is_not_sent_again_at_once(api: ApiServer, tmp_path: Path, status: int) -> None:
+    left = [Answer(status, DENIAL)]
+    api.instead = lambda request: left.pop() if left and request.path.endswith("/eviction") else None
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+    outcome = outcome_of(transport, victim(name="hog"))
+    assert (outcome.kind, outcome.http_status) == (OutcomeKind.DENIED, status)
+    assert "hold.example.com" in outcome.message
+    assert len(api.sent("POST", "/eviction")) == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ([(500, FAILURE)], ACCEPTED),
+        ([(503, FAILURE)], ACCEPTED),
+        ([(500, FAILURE), (500, FAILURE)], UNKNOWN),
+        ([(504, FAILURE), (429, recorded("eviction-pdb-429")[1])], UNKNOWN),
+        ([(502, HTML)], UNKNOWN),
+    ],
+)
+def test_after_an_error_of_the_api_server_the_eviction_is_sent_once_more(
+    api: ApiServer, tmp_path: Path, answers: list[tuple[int, bytes]], kind: OutcomeKind
+) -> None:
+    left = [Answer(*answer) for answer in answers]
+    api.instead = lambda request: left.pop(0) if left and request.path.endswith("/eviction") else None
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+    outcome = outcome_of(transport, victim(name="hog"))
+    assert outcome.kind is kind, outcome
+    sent = api.sent("POST", "/eviction")
+    assert len(sent) == (1 if answers[0][1] is HTML else 2)
+    assert {request.body["deleteOptions"]["preconditions"]["uid"] for request in sent} == {victim(name="hog").pod.uid}
 
 
 def test_an_accepted_second_try_counts_and_both_contain_the_same_uid(tmp_path: Path) -> None:

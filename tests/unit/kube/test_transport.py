@@ -98,15 +98,15 @@ def test_a_missing_right_on_pdbs_is_no_refusal_of_a_pdb() -> None:
         (
             "pods \"web\" is forbidden: ValidatingAdmissionPolicy 'nodeagent-evictions' with binding "
             "'nodeagent-evictions' denied request: nodeagent may evict no pods of kube-system",
-            OutcomeKind.INVALID,
+            OutcomeKind.DENIED,
         ),
-        ('admission webhook "hold.example.com" denied the request: not now', OutcomeKind.INVALID),
-        ('admission webhook "hold.example.com" denied the request without explanation', OutcomeKind.INVALID),
+        ('admission webhook "hold.example.com" denied the request: not now', OutcomeKind.DENIED),
+        ('admission webhook "hold.example.com" denied the request without explanation', OutcomeKind.DENIED),
         (
             'pods "web" is forbidden: unable to create new content in namespace shop because it is being terminated',
-            OutcomeKind.INVALID,
+            OutcomeKind.DENIED,
         ),
-        ('pods "web" is forbidden: not yet ready to handle request', OutcomeKind.INVALID),
+        ('pods "web" is forbidden: not yet ready to handle request', OutcomeKind.DENIED),
         ('nodes "n1" is forbidden: User "system:node:n1" cannot get path "/metrics"', OutcomeKind.FORBIDDEN),
         (
             'pods "denied-request" is forbidden: User "denied" cannot create resource "pods/eviction" in API group "" '
@@ -121,6 +121,36 @@ def test_a_refusal_by_admission_is_no_missing_right(message: str, kind: OutcomeK
     body = {"kind": "Status", "status": "Failure", "message": message, "reason": "Forbidden", "code": 403}
     error = api_errors.from_response(403, {}, json.dumps(body).encode())
     assert (error.kind, error.status, error.message) == (kind, 403, message)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, 'admission webhook "x" denied the request: no'),
+        (
+            429,
+            'admission webhook "virt-launcher-eviction-interceptor.kubevirt.io" denied the request: Eviction triggered '
+            'evacuation of VMI "a/b"',
+        ),
+        (
+            500,
+            'admission webhook "strimzi-drain-cleaner.strimzi.io" denied the request: The pod will be rolled by the '
+            "Strimzi Cluster Operator",
+        ),
+        (
+            500,
+            'Internal error occurred: failed calling webhook "x": failed to call webhook: Post "https://a.b.svc:443/": '
+            "dial tcp: connect: connection refused",
+        ),
+        (503, 'admission webhook "x" denied the request: later'),
+    ],
+)
+def test_a_webhook_may_deny_with_any_status(status: int, message: str) -> None:
+    body = {"kind": "Status", "status": "Failure", "message": message, "code": status}
+    error = api_errors.from_response(status, {}, json.dumps(body).encode())
+    assert (error.kind, error.status, error.from_api) == (OutcomeKind.DENIED, status, True)
+    page = api_errors.from_response(status, {"Content-Type": "text/html"}, f"<p>{message}</p>".encode())
+    assert page.kind is not OutcomeKind.DENIED, "not an answer of the API server"
 
 
 def test_a_refusal_by_a_pdb_has_its_name_and_reason() -> None:

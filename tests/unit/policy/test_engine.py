@@ -433,8 +433,9 @@ def test_a_pod_with_a_huge_grace_that_holds_what_is_missing_is_shortened_in_the_
         (kind, 40 if rule.event is EvictionEvent.NO_ANSWER or rule.api is outcomes.ApiEffect.BACK_OFF else 3)
         for kind, rule in outcomes.OUTCOME_RULES.items()
         if (rule.returns_tokens or rule.event is EvictionEvent.NO_ANSWER) and not kind.of_request
-        # A terminating pod has no budget to respect, and is not killed.
+        # A terminating pod has no budget to respect, and is not killed. Who denies one by admission means it.
         if kind not in (OutcomeKind.BLOCKED_BY_PDB, OutcomeKind.PDB_CONFLICT, OutcomeKind.NOT_KILLED)
+        if kind is not OutcomeKind.DENIED
     ]
     + [pytest.param(None, 40, id="the agent ended before the request")],
 )
@@ -614,6 +615,27 @@ def test_a_hard_victim_that_its_pdb_protects_backs_off_or_is_deleted_as_configur
     assert again.victims[0].method is method
 
 
+def test_a_pod_that_admission_keeps_is_asked_for_again_and_the_next_one_is_evicted_meanwhile() -> None:
+    kept, other = view("kept", 2 * GI, qos=BE), view("other", 2 * GI, namespace="elsewhere")
+    plan, after = decide(pressed(kept, other))
+    assert victims(plan) == ["kept"]
+    after = settled(plan, after, OutcomeKind.DENIED, http_status=429)
+    assert backoffs.remaining(after.rate_limits.api, now=NOW + 0.1) is None
+    plan, after = decide(pressed(kept, other, at=NOW + 0.5), before=after)
+    assert victims(plan) == ["other"]
+    alone, after_alone = decide(pressed(kept))
+    after_alone = settled(alone, after_alone, OutcomeKind.DENIED, http_status=429)
+    asked = []
+    for tenths in range(1, 100):
+        again, after_alone = decide(pressed(kept, at=NOW + tenths / 10), before=after_alone)
+        if victims(again):
+            asked.append(tenths / 10)
+            answer = outcome(again, OutcomeKind.DENIED, at=NOW + tenths / 10)
+            after_alone = outcomes.apply_outcome(after_alone, answer, now=NOW + tenths / 10, config=config(hard()))
+    assert len(asked) == 3
+    assert asked[0] <= 1.3
+
+
 def test_retry_after_of_a_pdb_refusal_is_obeyed() -> None:
     pods = [view("a", 2 * GI)]
     plan, after = decide(pressed(*pods))
@@ -631,6 +653,7 @@ def test_retry_after_of_a_pdb_refusal_is_obeyed() -> None:
         (OutcomeKind.NOT_FOUND, True),
         (OutcomeKind.CONFLICT, True),
         (OutcomeKind.INVALID, True),
+        (OutcomeKind.DENIED, True),
         (OutcomeKind.FORBIDDEN, True),
         (OutcomeKind.UNAUTHORIZED, True),
         (OutcomeKind.UNREACHABLE, True),
