@@ -187,6 +187,8 @@ class PodStatus(Struct, rename="camel"):
     start_time: datetime | None = None
     resize: str = ""
     conditions: list[Condition] | None = None
+    allocated_resources: dict[str, str | Int] | None = None
+    resources: ResourceRequirements | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
 

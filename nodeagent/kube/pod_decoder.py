@@ -83,7 +83,7 @@ def decode_pod(item: msgspec.Raw | bytes, *, annotations: frozenset[str] = froze
         if (grace := spec.termination_grace_period_seconds) is None
         else float(grace),
         containers=_containers(spec, status),
-        pod_requests=None if pod_level is None else _resources(pod_level.requests),
+        pod_requests=None if pod_level is None else _pod_requests(pod_level, status),
         pod_limits=None if pod_level is None else _resources(pod_level.limits),
         overhead=_resources(spec.overhead),
         resize_infeasible=_resize_infeasible(status),
@@ -190,13 +190,26 @@ def _container(spec: objects.ContainerSpec, kind: ContainerKind, status: objects
         return container
     actual = status.resources
     return container._replace(
-        allocated=None if status.allocated_resources is None else _resources(status.allocated_resources),
+        allocated=_allocated(status),
         # A container without resources has `resources: {}`: reported, and empty.
         actual_limits=None if actual is None else _resources(actual.limits),
         container_id=status.container_id.partition("://")[2],
         restart_count=status.restart_count,
         running=status.state is not None and status.state.running is not None,
     )
+
+
+def _allocated(status: objects.ContainerStatus | objects.PodStatus) -> Resources | None:
+    """What the kubelet has allocated; None if it reports nothing. `allocatedResources` depends on a feature gate
+    (InPlacePodVerticalScalingAllocatedStatus); what the container runs with is the same, except during a resize."""
+    if status.allocated_resources is not None:
+        return _resources(status.allocated_resources)
+    return None if status.resources is None else _resources(status.resources.requests)
+
+
+def _pod_requests(declared: objects.ResourceRequirements, status: objects.PodStatus) -> Resources:
+    allocated = _allocated(status)
+    return _resources(declared.requests) if allocated is None else allocated
 
 
 def _resources(amounts: Mapping[str, str | int] | None) -> Resources:

@@ -207,7 +207,7 @@ class Container(NamedTuple):
     requests: Resources = NO_RESOURCES
     limits: Resources = NO_RESOURCES
     allocated: Resources | None = None
-    """status.containerStatuses[].allocatedResources; None when not reported."""
+    """status.containerStatuses[].allocatedResources, else resources.requests there; None when not reported."""
     actual_limits: Resources | None = None
     """status.containerStatuses[].resources.limits; None when not reported."""
     container_id: str = ""
@@ -326,7 +326,8 @@ class Pod(NamedTuple):
     """spec.terminationGracePeriodSeconds."""
     containers: tuple[Container, ...] = ()
     pod_requests: Resources | None = None
-    """spec.resources.requests; None when spec.resources is not set, empty when it is set without requests."""
+    """What is allocated of spec.resources.requests; None when spec.resources is not set, empty when it is set without
+    requests."""
     pod_limits: Resources | None = None
     overhead: Resources = NO_RESOURCES
     resize_infeasible: bool = False

@@ -13,7 +13,6 @@ from nodeagent.model import (
     DISK_BYTE_SIGNALS,
     DISK_SIGNALS,
     MEMORY_SIGNALS,
-    NO_RESOURCES,
     SIGNAL_TABLE,
     DiskLayout,
     NodeSnapshot,
@@ -89,16 +88,14 @@ def _pod_facts(view: PodView, signal: Signal, config: Config) -> PodFacts:
 def _has_implausible_request(pod: Pod) -> bool:
     """True if a container's request cannot be real, which makes every sum over it meaningless.
 
-    The allocated request counts before the desired one: a resize may ask for more than exists, and the kubelet refuses
-    it.
+    Only what is allocated counts: a resize may ask for more than exists, and the kubelet refuses it.
     """
-    for container in pod.containers:
-        desired, allocated = container.requests, container.allocated or NO_RESOURCES
-        memory = desired.memory if allocated.memory is None else allocated.memory
-        storage = desired.ephemeral_storage if allocated.ephemeral_storage is None else allocated.ephemeral_storage
-        if any(request is not None and plausibility.plausible(request) is None for request in (memory, storage)):
-            return True
-    return False
+    allocated = [
+        requests.container_request(container, signal=signal)
+        for container in pod.containers
+        for signal in (Signal.MEMORY, Signal.NODEFS)
+    ]
+    return any(request is not None and plausibility.plausible(request) is None for request in allocated)
 
 
 # --- the ranked pods -------------------------------------------------------------------------------------------------

@@ -68,9 +68,12 @@ def ephemeral_storage_limit(pod: Pod) -> int | None:
 
 
 def _allocated_request(container: Container, field: _Field) -> int | None:
-    """What the kubelet has allocated to a container: its spec, except during a resize."""
+    """What the kubelet has allocated to a container: its spec, except during a resize. A pod whose owner asks for more
+    memory than the node gives has what it had, which may be nothing. Ephemeral storage cannot be resized."""
     allocated = field(container.allocated) if container.allocated is not None else None
-    return allocated if allocated is not None else field(container.requests)
+    if allocated is None and (container.allocated is None or field is not _memory):
+        return field(container.requests)
+    return allocated
 
 
 def _storage_limit(container: Container, *, infeasible: bool) -> int | None:

@@ -106,10 +106,12 @@ def aggregate(amounts: Iterable[tuple[ContainerKind, int | None]]) -> int | None
 
 
 def allocated(container: Container, name: str) -> int | None:
-    """The allocated amount; the spec where none is reported."""
+    """The allocated amount; the spec where nothing is reported, and for ephemeral storage, which cannot be resized."""
     given: int | None = getattr(container.allocated, name) if container.allocated is not None else None
     own: int | None = getattr(container.requests, name)
-    return own if given is None else given
+    if name == "ephemeral_storage":
+        return own if given is None else given
+    return own if container.allocated is None else given
 
 
 def of_the_pod(resources: Resources | None, name: str) -> int | None:

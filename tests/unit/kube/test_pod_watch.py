@@ -231,6 +231,34 @@ def test_the_state_of_a_resize_is_decoded() -> None:
     assert found.resize_infeasible
 
 
+@pytest.mark.parametrize(
+    ("reported", "allocated"),
+    [
+        ({"resources": {"requests": {"cpu": "10m", "memory": "2Mi"}}}, Resources(10, 2 << 20)),
+        ({"resources": {"requests": {"cpu": "10m"}}}, Resources(10)),
+        ({"resources": {}}, Resources()),
+        ({}, None),
+    ],
+)
+def test_without_allocated_resources_what_a_container_runs_with_counts(
+    reported: dict[str, Any], allocated: Resources | None
+) -> None:
+    """Kubernetes 1.33 and 1.34 report no allocatedResources by default."""
+    status = {"containerStatuses": [{"name": "c", **reported}]}
+    assert read(requests={"memory": "7Ei"}, status=status).containers[0].allocated == allocated
+
+
+def test_a_resize_of_the_pod_itself_counts_when_it_is_allocated() -> None:
+    spec = {"resources": {"requests": {"memory": "2Gi"}}}
+    for status in (
+        {"allocatedResources": {"memory": "50Mi"}, "resources": {"requests": {"memory": "40Mi"}}},
+        {"resources": {"requests": {"memory": "50Mi"}}},
+    ):
+        assert read(spec=spec, status=status).pod_requests == Resources(memory=50 << 20)
+    assert read(spec=spec).pod_requests == Resources(memory=2 << 30)
+    assert read(status={"resources": {"requests": {"memory": "50Mi"}}}).pod_requests is None
+
+
 def test_volumes_in_memory_are_distinguished_from_those_on_disk() -> None:
     volumes = [
         {"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},

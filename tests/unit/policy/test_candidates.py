@@ -6,7 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import Config, ProtectionConfig, RankingConfig, RankingKey
-from nodeagent.model import NodeSnapshot, PodSource, PodView, QOSClass, Refusal, RefusalCode, Signal, Tier
+from nodeagent.model import (
+    Container,
+    NodeSnapshot,
+    PodSource,
+    PodView,
+    QOSClass,
+    Refusal,
+    RefusalCode,
+    Resources,
+    Signal,
+    Tier,
+)
 from nodeagent.policy import usage_growth
 from nodeagent.policy.candidates import MinimumRelief, RankedPods, RankingCache, rank_pods
 from tests.support.nodes import GI, MI, NOW, WALL, config, snapshot, usage, view
@@ -145,6 +156,18 @@ def test_a_pod_that_replaces_another_is_ranked_by_its_own_usage() -> None:
     views[3] = view("new", 10 * GI)
     names = [each.view.pod.name for each in ranked(node(views, at=NOW), settings, cache).pods]
     assert names == ["new", "p7", "p6", "p5", "p4", "p2", "p1", "p0"]
+
+
+def test_a_resize_to_an_absurd_request_makes_no_usage_unknown() -> None:
+    """7Ei is a valid request, and infeasible."""
+    for allocated in (Resources(memory=50 * MI), Resources(10)):
+        container = Container("c", requests=Resources(memory=7 << 60), allocated=allocated, running=True)
+        hog = view("hog", 2 * GI, containers=(container,))
+        [found] = ranked(node([hog], at=NOW), config(), RankingCache()).pods
+        assert (found.usage, found.refusals) == (2 * GI, ())
+    unallocated = view("hog", 2 * GI, containers=(Container("c", requests=Resources(memory=7 << 60), running=True),))
+    [found] = ranked(node([unallocated], at=NOW), config(), RankingCache()).pods
+    assert found.refusals[0].code is RefusalCode.USAGE_UNKNOWN
 
 
 def test_another_configuration_empties_the_cache() -> None:

@@ -99,6 +99,13 @@ def test_ranking_uses_the_allocated_request() -> None:
     assert ranked(pod(growing, shrinking)) == 200
 
 
+def test_a_resize_that_the_node_has_not_allocated_adds_no_request() -> None:
+    asked = Container("c", requests=memory(300), allocated=Resources(10))
+    assert ranked(pod(asked)) == 0
+    stored = Container("c", requests=storage(300), allocated=Resources(10))
+    assert ranked(pod(stored), Signal.NODEFS) == 300, "it cannot be resized"
+
+
 def test_ranking_adds_overhead_only_to_a_request() -> None:
     assert ranked(pod(regular(100), overhead=memory(8))) == 108
     assert ranked(pod(regular(0), overhead=memory(8))) == 0
