@@ -38,6 +38,11 @@ class ApiWriters(NamedTuple):
     slots: EvictionSlots | None
     resizes: PodResizer
 
+    def finish_requests(self) -> None:
+        """Let the evictions and resizes in flight end; their outcomes are in the queues then. Sends no others."""
+        self.evictions.stop()
+        self.resizes.stop()
+
     def stop(self, *, clear: bool, mark: bool) -> str:
         """Stop the workers; see `Session.stop`. Returns what could not be cleared or marked on the Node."""
         stops: list[tuple[str, Callable[[], None]]] = [
@@ -56,8 +61,7 @@ class ApiWriters(NamedTuple):
                 stop()
             except ApiError as error:
                 failed.append(f"{what} not {'marked' if mark else 'cleared'}: {error.message}")
-        self.evictions.stop()
-        self.resizes.stop()
+        self.finish_requests()
         self.events.stop()
         return "; ".join(failed)
 

@@ -170,6 +170,11 @@ class ClusterSession:
             return last._replace(reason=view.reason, unreachable_since=view.unreachable_since)
         return view
 
+    @property
+    def transport(self) -> Transport:
+        """Its requests, for a session that replaces this one."""
+        return self._transport
+
     def _continues(self, transport: Transport, config: Config) -> bool:
         """True if the pods of this session are those of another one, with all that protects them, and a failure of the
         other one is an outage: with other credentials it may be theirs."""
@@ -397,6 +402,12 @@ class ClusterSession:
         if writers.taints is not None:
             return writers.taints.reason
         return node_identity.NO_TAINT_RIGHTS if self._config.conditions.taint else ""
+
+    def finish_requests(self) -> None:
+        """Wait for the answers to the evictions and resizes in flight, which `outcomes` and `resize_outcomes` return
+        then. Nothing is evicted or resized afterwards."""
+        if self._writers is not None:
+            self._writers.finish_requests()
 
     def stop(self, *, clear: bool, mark: bool = False, confirm_s: float = 1.0) -> str:
         """End all threads. `clear` removes from the Node what this agent has set. Otherwise it stays: with `mark` it

@@ -6,6 +6,7 @@ free; then the process replaces itself, so that no thread, descriptor or state o
 
 import contextlib
 import os
+import signal
 import sys
 from typing import Final
 
@@ -21,6 +22,7 @@ from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host, Unreadable, open_host
 from nodeagent.telemetry import log as agent_log
 
+ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 BESIDE_SINCE: Final = "_NODEAGENT_BESIDE_SINCE"
 """Environment variable of a process that replaces itself: since when (CLOCK_BOOTTIME) it ran beside another agent."""
 
@@ -61,12 +63,17 @@ def run(
         agent, wakeups = assembly.build_agent(
             loaded, file, host, log, writer, stack, lock=lock, other=other, beside_since=beside_since
         )
-        restart = False
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, assembly.SIGNALS)  # the process before this one blocked them
         try:
             restart = agent.run(wakeups, syncs=1 if once else None)
         finally:
             agent.stop(restarting=restart)
-    if restart:
+        if restart:
+            # From here to the handlers of the next process a signal waits, except in a thread that has not ended: there
+            # SIGTERM has its default effect, and SIGHUP none, because the next process reads the configuration anyway.
+            signal.pthread_sigmask(signal.SIG_BLOCK, assembly.SIGNALS)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if restart and not ENDING & set(wakeups.signals()):
         if other:
             os.environ[BESIDE_SINCE] = began
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command line

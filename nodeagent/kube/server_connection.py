@@ -51,7 +51,7 @@ class ServerConnection:
         self._clock = clock
         self._renewing = threading.Lock()
         uses_kubeconfig = credentials.source is not CredentialSource.SERVICE_ACCOUNT
-        text = _kubeconfig_text(credentials.kubeconfig) if uses_kubeconfig else ""
+        text = self._text = _kubeconfig_text(credentials.kubeconfig) if uses_kubeconfig else ""
         # Only `auth-provider` needs the whole package, and only `exec` must not run too often.
         self._client = kubernetes_client.load(kubeconfig=uses_kubeconfig, light=light and "auth-provider" not in text)
         self._runs_plugin = "exec:" in text or '"exec"' in text
@@ -89,6 +89,15 @@ class ServerConnection:
         if pool.ConnectionCls.response_class is not DeadlineResponse:
             pool.ConnectionCls = deadline_http.with_deadline(pool.ConnectionCls)
         return pool
+
+    def has(self, credentials: Credentials) -> bool:
+        """True if these are the credentials in use, and their kubeconfig is as it was when it was loaded."""
+        if credentials != self.credentials:
+            return False
+        try:
+            return not self._text or _kubeconfig_text(credentials.kubeconfig) == self._text
+        except CredentialsError:
+            return False
 
     def close(self) -> None:
         """Close idle connections."""

@@ -74,11 +74,13 @@ class Transport:
         request_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         light: bool = True,
+        connection: ServerConnection | None = None,
     ) -> None:
         self.request_timeout_s = request_timeout_s
         self.reach = ApiReachability()
         self.impersonation = Impersonation()
-        self._connection = ServerConnection(credentials, clock=clock, light=light)
+        self._connection = connection or ServerConnection(credentials, clock=clock, light=light)
+        self._is_shared = False
 
     @property
     def server(self) -> str:
@@ -169,9 +171,16 @@ class Transport:
             raise failure
         return ready
 
+    def connection_for(self, credentials: Credentials) -> ServerConnection | None:
+        """The connection to use for `credentials` as well, which `close` leaves open then; None if others have to be
+        loaded."""
+        self._is_shared = self._connection.has(credentials)
+        return self._connection if self._is_shared else None
+
     def close(self) -> None:
         """Close idle connections. The owner of a stream closes it."""
-        self._connection.close()
+        if not self._is_shared:
+            self._connection.close()
 
     def _limits(self, timeout_s: float | None) -> RequestLimits:
         seconds = self.request_timeout_s if timeout_s is None else timeout_s
@@ -283,14 +292,22 @@ class Transport:
         return ApiError(OutcomeKind.UNREACHABLE, f"{what}: {api_errors.explain(error)}")
 
 
-def connect(credentials: Credentials, *, request_timeout_s: float = 5.0, light: bool = True) -> Transport:
+def connect(
+    credentials: Credentials,
+    *,
+    request_timeout_s: float = 5.0,
+    light: bool = True,
+    previous: Transport | None = None,
+) -> Transport:
     """Load these credentials. Nothing is sent yet. Raises `CredentialsError` if they cannot be used.
 
-    `light` False imports the whole official package, which is otherwise only the fall-back.
+    `light` False imports the whole official package, which is otherwise only the fall-back. `previous`: if it has the
+    same credentials, they are not loaded again, because an exec plugin may take half a minute.
     """
     if not credentials.found:
         raise CredentialsError(credentials.reason)
-    return Transport(credentials, request_timeout_s=request_timeout_s, light=light)
+    connection = previous.connection_for(credentials) if previous is not None else None
+    return Transport(credentials, request_timeout_s=request_timeout_s, light=light, connection=connection)
 
 
 def _closed_by_peer(error: ProtocolError) -> bool:

@@ -58,6 +58,8 @@ STATUS_EVERY_S: Final = 30.0
 LATE_S: Final = 1.0
 """A sync that starts this late is reported: the fastest ramp measured takes a GiB in it."""
 FORKS_ALONE: Final = frozenset({"forks"})
+FILE: Final = "file"
+LABELS: Final = "labels"
 MAX_CONSECUTIVE_FAILURES: Final = 10
 """One sync may fail for a reason that passes. After ten the process exits, because a fresh one may work."""
 
@@ -140,8 +142,8 @@ class Agent:
         )
         self._kubelet = runtime.kubelet.latest
         """The kubelet's thresholds above which those of the configuration are kept."""
-        self._rejected = ""
-        """Why the newest configuration is not in force."""
+        self._rejected: dict[str, str] = {}
+        """Why the newest configuration is not in force: of the file, or with the profiles of new labels."""
         self._cost_check = CostCheck()
         self._retry_threads_s = float("inf")
         """When threads that found no PID are started again."""
@@ -216,6 +218,9 @@ class Agent:
         if not restarting:
             self._runtime.notifier.stopping()
         self._endpoint.close()
+        # An eviction whose answer came in now was carried out, and nobody would know.
+        self.session.finish_requests()
+        self.reporting.run(Part.DECISIONS, self.executor.apply_outcomes)
         self._runtime.brakes.close()
         self._runtime.oom_scores.close()
         self._runtime.reclaim_runner.close()
@@ -236,8 +241,22 @@ class Agent:
         other = lock.take()
         if bool(other) == self._runtime.standby:
             return False
+        if not other and (error := self._startup_error()) is not None:
+            # The next process would end with it. The lock stays free, for one that can start.
+            lock.release()
+            if self._rejected.get(FILE) != "; ".join(map(str, error.problems)):
+                self._reject(FILE, error)
+            return False
         self._log.warning("another agent acts on this node" if other else "no other agent acts any more", lock=other)
         return True
+
+    def _startup_error(self) -> ConfigError | None:
+        """Why this process could not start again with its file."""
+        try:
+            self._runtime.file.load()
+        except ConfigError as error:
+            return error
+        return None
 
     def _wait(self, wakeups: Wakeups, sleep_s: float, *, began: float, began_awake: float) -> bool:
         """Sleep until a wake-up; reload a new configuration. Returns True if the agent must stop. The sync began at
@@ -277,9 +296,9 @@ class Agent:
         try:
             loaded = self._runtime.file.load()
         except ConfigError as error:
-            self._reject(error)
+            self._reject(FILE, error)
         else:
-            self._replace(self._runtime.profiles.apply(loaded))
+            self._replace(FILE, self._runtime.profiles.apply(loaded))
         self._runtime.notifier.ready()
 
     def _follow_labels(self) -> None:
@@ -290,10 +309,10 @@ class Agent:
         after = self._runtime.profiles.apply(before)
         if after.active != before.active:
             self.decision_log.log_profiles(show.active_profiles(before), show.active_profiles(after))
-            self._replace(after)
+            self._replace(LABELS, after)
 
-    def _replace(self, loaded: LoadedConfig) -> None:
-        """Promise 4."""
+    def _replace(self, cause: str, loaded: LoadedConfig) -> None:
+        """Promise 4. A file that was rejected stays so while only the labels change."""
         acted = self.acts
         try:
             # First: the components that `rebuild` replaces do not come back.
@@ -304,12 +323,13 @@ class Agent:
                 self._endpoint.move(self._config.metrics.address)
                 raise
         except (ConfigError, AddressError) as error:
-            self._reject(error)
+            self._reject(cause, error)
             return
-        self._rejected = ""
+        for settled in (FILE, LABELS) if cause == FILE else (LABELS,):
+            self._rejected.pop(settled, None)
         self.decision_log.log_config_changes(config_file.config_changes(self._components.loaded, components.loaded))
         self._components = components
-        self.metrics.observe_reload(components.config)
+        self.metrics.observe_reload(components.config, in_force=not self._rejected)
         self.observer.reset()
         self._store.apply(policy_states.restored, instance=self._store.policy_state.instance)
         if self.acts and not acted:
@@ -325,12 +345,12 @@ class Agent:
         if self._runtime.lock is not None:
             self._runtime.lock.release()
 
-    def _reject(self, error: ConfigError | AddressError) -> None:
+    def _reject(self, cause: str, error: ConfigError | AddressError) -> None:
         self.metrics.observe_reload(None)
         problems = [str(each) for each in error.problems] if isinstance(error, ConfigError) else [str(error)]
-        self._rejected = "; ".join(problems)
+        self._rejected[cause] = "; ".join(problems)
         self._log.error("configuration rejected", problems=problems)
-        self.session.emit_node_event(EventReason.CONFIGURATION_REJECTED, self._rejected, action="Reloading")
+        self.session.emit_node_event(EventReason.CONFIGURATION_REJECTED, self._rejected[cause], action="Reloading")
 
     def _follow_kubelet(self) -> None:
         """Keep the thresholds above the kubelet's if those have changed. Their grace periods go on; none is due before
@@ -449,7 +469,8 @@ class Agent:
         session, runtime = self.session, self._runtime
         rejected: tuple[Note, ...] = ()
         if self._rejected:
-            text = f"new configuration rejected, still using the old one: {self._rejected}"
+            why = "; ".join(self._rejected.values())
+            text = f"new configuration rejected, still using the old one: {why}"
             rejected = (Note(NoteKind.CONFIGURATION, text),)
         return (
             *runtime.startup_notes,

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 STATE_FILE: Final = "state"
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What the loop handles: the first two end it, the last reloads the configuration."""
 NO_PID_RETRY_S: Final = 1.0
 """Pause between two attempts to start without a PID."""
 CONFIRM_S: Final = 60.0
@@ -97,7 +99,7 @@ def build_agent(
     if host.recorded and load.may_enforce(loaded):
         raise CannotRunError(f"{host.root} is a recorded node; nothing can be enforced there: use --dry-run")
     identity = node_identity.local_name(given=config.node_name)
-    wakeups = stack.enter_context(Wakeups((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
+    wakeups = stack.enter_context(Wakeups(SIGNALS))
     if other:
         store, recorder = None, None
         state = AgentState(policy_state.initial(os.urandom(4).hex(), now=host.boottime()))
@@ -358,8 +360,13 @@ def _connect(
         return NoCluster(f"no credentials for an API server: {found.reason}")
     from nodeagent.kube import transport
 
+    replaced = previous if isinstance(previous, ClusterSession) else None
     try:
-        connection = transport.connect(found, request_timeout_s=config.cluster.request_timeout_s)
+        connection = transport.connect(
+            found,
+            request_timeout_s=config.cluster.request_timeout_s,
+            previous=replaced.transport if replaced is not None else None,
+        )
     except credentials.CredentialsError as error:
         raise CannotRunError(str(error)) from error
     return ClusterSession(
@@ -368,7 +375,7 @@ def _connect(
         identity,
         wake=wakeups.wake,
         owned=owned,
-        previous=previous if isinstance(previous, ClusterSession) else None,
+        previous=replaced,
         clock=boottime,
     )
 

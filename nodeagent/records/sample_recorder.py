@@ -249,7 +249,7 @@ class _Writer:
         self._written = 0
         """Entries of the group in progress that are in the tail."""
         self._group = 0
-        self._waiting: collections.deque[tuple[bytes, InForce]] = collections.deque()
+        self._waiting: collections.deque[tuple[bytes, InForce, int]] = collections.deque()
         """Completed groups that are not on disk."""
         self._segment: InForce | None = None
         """Of the segment that was opened last."""
@@ -292,7 +292,9 @@ class _Writer:
         self._entries.append(entry)
         self._write()
         while self.memory_bytes > MEMORY_BYTES:  # what no disk has taken
-            self.memory_bytes -= len(self._waiting.popleft()[0])
+            frame, _, samples = self._waiting.popleft()
+            self.memory_bytes -= len(frame)
+            self.dropped += samples
 
     def close(self) -> None:
         """Complete the group in progress."""
@@ -312,7 +314,7 @@ class _Writer:
             last_wall=max(walls),
             level=LEVEL,
         )
-        self._waiting.append((frame, entries[0].in_force))
+        self._waiting.append((frame, entries[0].in_force, len(entries)))
         self.memory_bytes += len(frame)
 
     def _write(self) -> None:
@@ -327,7 +329,7 @@ class _Writer:
             return
         try:
             while self._waiting:
-                frame, in_force = self._waiting[0]
+                frame, in_force, _ = self._waiting[0]
                 self._open_segment(in_force)
                 self.files.complete_group(frame)
                 self.memory_bytes -= len(frame)

@@ -40,7 +40,8 @@ class Wakeups:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
         if self._old_handlers:
             signal.set_wakeup_fd(self._old_wakeup_fd)
         self._epoll.close()
@@ -69,9 +70,13 @@ class Wakeups:
             reason, drain = self._sources[fd]
             drain()
             reasons.add(reason)
+        return frozenset(reasons or {TIMER}), self.signals()
+
+    def signals(self) -> tuple[signal.Signals, ...]:
+        """The signals since the last call, also after the end of the context."""
         signals = tuple(self._pending_signals)
         del self._pending_signals[: len(signals)]  # another one may have arrived meanwhile
-        return frozenset(reasons or {TIMER}), signals
+        return signals
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._pending_signals.append(signal.Signals(number))

@@ -224,9 +224,10 @@ class Metrics:
         """Count a failure of the agent itself."""
         self._failures.add(failure)
 
-    def observe_reload(self, config: Config | None) -> None:
-        """The configuration was reloaded; None: it is invalid and the old one stays in force."""
-        self._reloaded = config is not None
+    def observe_reload(self, config: Config | None, *, in_force: bool = True) -> None:
+        """The configuration was reloaded; None: it is invalid and the old one stays in force. `in_force` False: an
+        earlier file is still rejected."""
+        self._reloaded = config is not None and in_force
         self._reloads.add("applied" if config is not None else "invalid")
         self._config = config if config is not None else self._config
 

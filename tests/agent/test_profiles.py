@@ -1,6 +1,7 @@
 """A running agent uses the profiles of its node's labels, follows them, and remembers them without an API server."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.records import status_file
 from tests.fake_kube import ApiServer
 from tests.support.livenode import Run, until
 
@@ -86,6 +88,30 @@ def test_an_agent_enforces_once_it_knows_that_its_profile_wants_that(api: ApiSer
     assert (changed["evictionHard.memory.available"], changed["rateLimits.node.burst"]) == ("123Mi", "9")
     # What the agent has set on the node is removed, as with a reload to `mode: dry-run`.
     assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure") is None, 60), agent.events()
+    assert agent.stop() == 0
+
+
+def test_a_file_that_was_rejected_stays_so_when_the_labels_change(api: ApiServer, start: Start, tmp_path: Path) -> None:
+    label(api, pool="gpu")
+    agent = start("dry-run", "dry-run")
+    until(lambda: changes(agent) == [(UNKNOWN, "gpu")], "the labels")
+    file = tmp_path / "config.yaml"
+    valid = file.read_text()
+    file.write_text(valid.replace("mode: dry-run", "mode: enforced"))
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for_log("configuration rejected")
+    label(api, spot="true")
+    until(lambda: len(changes(agent)) == 2, "the changed labels")
+
+    def status() -> str:
+        return str(status_file.read_status(str(tmp_path / "state"), now=1e12))
+
+    rejected = "new configuration rejected"
+    until(lambda: "message='gpu, spot" in status(), "a status with the new labels")
+    assert rejected in status()
+    file.write_text(valid)
+    agent.process.send_signal(signal.SIGHUP)
+    until(lambda: rejected not in status(), "a status with the valid file")
     assert agent.stop() == 0
 
 

@@ -1,4 +1,4 @@
-"""A reload between the request of an eviction and its answer: the answer counts, whatever session has sent it."""
+"""A reload, or the end of the agent, between the request of an eviction and its answer: the answer counts."""
 
 import signal
 import threading
@@ -80,3 +80,22 @@ def test_a_pod_whose_eviction_is_accepted_after_a_reload_is_killed_only_if_the_a
         until(lambda: not kubepods.running(HOG), "its end")
     assert agent.stop() == 0
     assert kubepods.running(HOG) is (mode == "dry-run")
+
+
+def test_the_answer_to_a_request_that_was_sent_before_the_end_of_the_agent_is_reported(
+    kubepods: Kubepods, api: ApiServer, run: StartAgent
+) -> None:
+    kubepods.start(HOG, qos="burstable")
+    agent = run(**HARD)
+    eviction = Held(api)
+    kubepods.eat(HOG, 400)
+    assert eviction.arrived.wait(60)
+    agent.process.send_signal(signal.SIGTERM)
+    agent.wait_for_log("stopping")
+    eviction.release()
+    assert agent.process.wait(40) == 0
+    assert len(agent.logged("eviction accepted")) == 1, agent.log_end()
+    noted = [
+        request.body["note"] for request in api.sent("POST", "/events") if request.body["regarding"]["name"] == "hog"
+    ]
+    assert noted, "the Event of the pod"

@@ -1,6 +1,7 @@
 """Of two agents on one node one acts. The other is a dry run, logs that, and takes over."""
 
 import signal
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,6 +164,49 @@ def test_an_agent_that_becomes_a_dry_run_releases_its_brakes_and_another_agent_a
         assert first.stop() == 0
     finally:
         first.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_no_signal_is_lost_while_the_second_agent_takes_over(
+    number: signal.Signals, kubepods: Kubepods, api: ApiServer, run: StartAgent, start_agent: StartAgent
+) -> None:
+    first = run(**SETTINGS)
+    second = start_agent(**SETTINGS)
+    until(lambda: watches(second), "the note of the second agent")
+    first.kill()
+    second.wait_for_log("no other agent acts any more")
+    if number is signal.SIGTERM:
+        second.process.send_signal(number)
+        assert second.process.wait(60) == 0
+        return
+
+    def started_again() -> bool:
+        second.process.send_signal(number)
+        assert second.process.poll() is None, second.log_end()
+        return len(second.logged("started")) == 2
+
+    until(started_again, "its start as the first")
+    second.wait_for_log("started", mode="enforce")
+    assert second.stop() == 0
+
+
+def test_the_second_agent_stays_a_dry_run_while_its_file_is_invalid(
+    kubepods: Kubepods, api: ApiServer, run: StartAgent, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    first = run(**SETTINGS)
+    second = start_agent(**SETTINGS)
+    until(lambda: watches(second), "the note of the second agent")
+    file = tmp_path / "nodeagent.yaml"
+    valid = file.read_text()
+    file.write_text(valid.replace('"300Mi"', '"much"'))
+    first.kill()
+    until(lambda: "much" in str(refusals(second)), "the refusal")
+    threading.Event().wait(1.0)  # five syncs
+    assert second.process.poll() is None
+    file.write_text(valid)
+    second.wait_for_log("started", mode="enforce")
+    assert len(refusals(second)) == 1
+    assert second.stop() == 0
 
 
 def refusals(agent: Run) -> list[dict[str, Any]]:

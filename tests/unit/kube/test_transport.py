@@ -528,6 +528,25 @@ def test_an_exec_plugin_returns_the_token_and_runs_again_only_after_a_401(tmp_pa
         assert (tmp_path / "runs").read_text() == "x\nx\n"
 
 
+def test_a_session_that_replaces_another_one_runs_the_plugin_only_for_other_credentials(tmp_path: Path) -> None:
+    answer = '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"agent-token"}}'
+    script = plugin(tmp_path, f"echo x >> {tmp_path}/runs; printf '{answer}'")
+    with ApiServer() as api:
+        credentials = with_plugin(api, tmp_path, script)
+        first = connect(credentials)
+        second = connect(credentials, request_timeout_s=7, previous=first)
+        assert (tmp_path / "runs").read_text() == "x\n"
+        first.close()
+        assert second.request("GET", "/version").status == 200
+        second.close()
+        assert connect(credentials, previous=second).request("GET", "/version").status == 200
+        assert (tmp_path / "runs").read_text() == "x\n"
+        path = Path(credentials.kubeconfig)
+        path.write_text(path.read_text() + "\n")
+        connect(credentials, previous=second)
+        assert (tmp_path / "runs").read_text() == "x\nx\n"
+
+
 def test_an_exec_plugin_that_fails_is_an_error_with_its_source(tmp_path: Path) -> None:
     with ApiServer() as api, pytest.raises(CredentialsError, match="exec plugin"):
         connect(with_plugin(api, tmp_path, plugin(tmp_path, "exit 1")))

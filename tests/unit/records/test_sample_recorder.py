@@ -238,6 +238,7 @@ def test_groups_are_bounded_in_bytes_whatever_changes(tmp_path: Path, disk: bool
     found._writer.close()
     if disk:
         assert len(recorded(directory)) == len(samples)
+    assert bool(found.counts().dropped) is not disk
 
 
 def _renamed(view: PodView, chance: random.Random) -> PodView:

@@ -112,7 +112,10 @@ def test_without_isolated_pods_every_process_of_this_machine_is_in_some_cgroup()
         pytest.skip(hierarchy.reason)
     before = set(host.processes())
     outside = set(cgroups.processes_outside(host, hierarchy, frozenset()))
-    assert before & set(host.processes()) <= outside
+    missed = (before & set(host.processes())) - outside
+    # One that is moved to another cgroup during the walk may be in none that was still to be read.
+    again = set(cgroups.processes_outside(host, hierarchy, frozenset()))
+    assert missed & set(host.processes()) <= again
 
 
 def test_the_number_of_processes_is_bounded_and_starts_with_the_oldest(tmp_path: Path) -> None:
