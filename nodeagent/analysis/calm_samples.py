@@ -199,8 +199,8 @@ class CalmSamples:
 
     def _recorded(self, growth: GrowthState) -> GrowthState:
         for snapshot in self._kept:
-            limit = pod_usage.swap_limit(snapshot, config=self._config)
-            growth = usage_growth.record_sample(growth, snapshot, swap_limit=limit)
+            rule = pod_usage.memory_rule(snapshot, config=self._config)
+            growth = usage_growth.record_sample(growth, snapshot, memory_rule=rule)
         return growth
 
 

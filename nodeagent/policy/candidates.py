@@ -26,6 +26,7 @@ from nodeagent.model import (
     Unit,
 )
 from nodeagent.policy import plausibility, pod_usage, protection, ranking, relief, requests, usage_growth
+from nodeagent.policy.pod_usage import MemoryRule
 
 # --- what depends on the pod's object alone --------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class _RankingContext(NamedTuple):
     rules: protection.RuleContext
     usage_limit: int
     """More usage than this is not plausible for one pod."""
-    swap_limit: int
+    memory_rule: MemoryRule
     """The most swap of a pod that counts in its memory usage."""
     swap_memory: relief.SwapMemory
     growth_rate: usage_growth.GrowthRate | None
@@ -208,7 +209,9 @@ def _ranking_context(
         order=order,
         rules=protection.RuleContext(config.protection, tier, resource, snapshot.taken_at, snapshot.wall_time),
         usage_limit=plausibility.usage_limit(snapshot, signal, config=config),
-        swap_limit=pod_usage.swap_limit(snapshot, config=config) if signal in MEMORY_SIGNALS else 0,
+        memory_rule=(
+            pod_usage.memory_rule(snapshot, config=config) if signal in MEMORY_SIGNALS else pod_usage.WORKING_SET
+        ),
         swap_memory=relief.swap_memory(snapshot, config=config),
         growth_rate=usage_growth.growth_rate(growth, signal, layout, at=snapshot.taken_at) if needs_growth else None,
         replicas=ranking.count_replicas(snapshot.pods) if RankingKey.DUPLICATE_ON_NODE in order else None,
@@ -248,7 +251,7 @@ def _plausible_usage(context: _RankingContext, view: PodView, facts: PodFacts) -
         context.signal,
         context.snapshot.layout,
         limit=context.usage_limit,
-        swap_limit=context.swap_limit,
+        memory=context.memory_rule,
         kubelet=context.config.ranking.kubelet,
     )
 
@@ -284,8 +287,8 @@ def _ranked_pod(
     if context.minimum is not None and not refusals and (freed or 0) < context.minimum.relief:
         refusals = (context.minimum.refusal,)
     swap = 0
-    if context.swap_limit and used is not None and view.usage is not None:
-        swap = pod_usage.swap_usage(view.usage, limit=context.swap_limit)
+    if context.memory_rule.swap_limit and used is not None and view.usage is not None:
+        swap = pod_usage.swap_usage(view.usage, limit=context.memory_rule.swap_limit)
     return RankedPod(view, rank, (), used, ranked.request, freed, refusals, values, swap)
 
 

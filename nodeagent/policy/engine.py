@@ -215,7 +215,7 @@ def decide(
         in_flight=in_flight_state,
         rate_limits=limit_state,
         growth=usage_growth.record_sample(
-            state.growth, snapshot, swap_limit=pod_usage.swap_limit(snapshot, config=config)
+            state.growth, snapshot, memory_rule=pod_usage.memory_rule(snapshot, config=config)
         ),
         reclaims=beside.state,
         hooks=chosen.hook_state if chosen.hook_state is not None else context.hooks,

@@ -4,7 +4,7 @@ Every function returns None where the amount is unknown: not measured, too old o
 makes a pod a victim.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
 from nodeagent.model import (
@@ -12,6 +12,7 @@ from nodeagent.model import (
     MEMORY_SIGNALS,
     DiskLayout,
     DiskUsage,
+    MemoryModel,
     NodeSnapshot,
     PodUsage,
     Signal,
@@ -27,6 +28,18 @@ _IMAGE_SIGNALS: Final = frozenset({Signal.IMAGEFS, Signal.IMAGEFS_INODES})
 _NODE_SIGNALS: Final = frozenset({Signal.NODEFS, Signal.NODEFS_INODES})
 
 
+class MemoryRule(NamedTuple):
+    """What counts in the memory usage of a pod, beside its working set or in its place."""
+
+    swap_limit: int = 0
+    """The most swap of a pod that counts."""
+    page_cache: bool = True
+    """Active page cache counts, as in the working set. Otherwise only what the kernel cannot drop."""
+
+
+WORKING_SET: Final = MemoryRule()
+
+
 def holds_no_pod_data(signal: Signal, layout: DiskLayout) -> bool:
     """True for imagefs of a split layout: it holds images alone, and no eviction frees anything there."""
     return layout is DiskLayout.SPLIT and signal in _IMAGE_SIGNALS
@@ -38,24 +51,17 @@ def signal_usage(
     layout: DiskLayout,
     *,
     limit: int = units.MAX_PLAUSIBLE,
-    swap_limit: int = 0,
+    memory: MemoryRule = WORKING_SET,
     kubelet: bool = False,
 ) -> int | None:
     """The pod's usage of the signal's resource: memory, PIDs, or disk usage.
 
-    Memory is the pod's own working set, else the sum over its containers, and what it has in swap (`swap_usage`). An
-    amount above `limit` is not plausible. `kubelet`: count processes instead of PIDs, as the kubelet's order does.
+    An amount above `limit` is not plausible. `kubelet`: count processes instead of PIDs, as the kubelet's order does.
     """
     if usage is None:
         return None
     if signal in MEMORY_SIGNALS:
-        working_set = usage.memory_working_set
-        working_set = plausibility.plausible(
-            working_set if working_set is not None else _containers_memory(usage), limit=limit
-        )
-        if working_set is None or not swap_limit:
-            return working_set
-        return working_set + swap_usage(usage, limit=swap_limit)
+        return memory_usage(usage, memory, limit=limit)
     if signal is Signal.PID:
         return plausibility.plausible(usage.process_count, limit=limit) if kubelet else pids(usage, limit=limit)
     return disk_usage(usage.disk, signal, layout, limit=limit)
@@ -68,12 +74,31 @@ def pids(usage: PodUsage, *, limit: int = units.MAX_PLAUSIBLE) -> int | None:
     return threads if threads is not None else plausibility.plausible(usage.process_count, limit=limit)
 
 
-def swap_limit(snapshot: NodeSnapshot, *, config: Config) -> int:
-    """The most swap of a pod that counts in its memory usage: SwapTotal. 0 with the kubelet's order, which ranks by the
-    working set alone (kubernetes/kubernetes#129578), or if the node's swap is unknown."""
-    if config.ranking.kubelet or snapshot.memory is None:
-        return 0
-    return plausibility.plausible(snapshot.memory.swap_total) or 0
+def memory_rule(snapshot: NodeSnapshot, *, config: Config) -> MemoryRule:
+    """The working set alone with the kubelet's order (kubernetes/kubernetes#129578).
+
+    In our own order swap counts up to SwapTotal, or not if that is unknown. Page cache counts only where the kubelet's
+    figure alone decides: no other shortage is one of page cache, and a pod that reads files would be evicted for the
+    memory of another.
+    """
+    if config.ranking.kubelet:
+        return WORKING_SET
+    models = {each.memory_model for each in config.thresholds if each.signal is Signal.MEMORY}
+    swap = plausibility.plausible(snapshot.memory.swap_total) if snapshot.memory is not None else None
+    return MemoryRule(swap or 0, page_cache=models == {MemoryModel.WORKING_SET})
+
+
+def memory_usage(usage: PodUsage, rule: MemoryRule, *, limit: int = units.MAX_PLAUSIBLE) -> int | None:
+    """The pod's own working set, else the sum over its containers, without page cache and with what it has in swap as
+    the rule says. Without a reading of what the kernel cannot drop the working set counts."""
+    working_set = usage.memory_working_set
+    used = plausibility.plausible(working_set if working_set is not None else _containers_memory(usage), limit=limit)
+    if used is None:
+        return None
+    if not rule.page_cache:
+        kept = plausibility.plausible(usage.memory_unreclaimable, limit=limit)
+        used = used if kept is None else min(used, kept)
+    return used + swap_usage(usage, limit=rule.swap_limit) if rule.swap_limit else used
 
 
 def swap_usage(usage: PodUsage, *, limit: int) -> int:

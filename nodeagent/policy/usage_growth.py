@@ -21,6 +21,7 @@ from nodeagent.model import (
     units,
 )
 from nodeagent.policy import pod_usage
+from nodeagent.policy.pod_usage import MemoryRule
 
 SAMPLE_DISTANCE_S: Final = 5.0
 """Distance of the two kept samples: longer than the noise of single forks and allocations, shorter than a fork bomb
@@ -65,9 +66,11 @@ class GrowthState(NamedTuple):
 # --- record ----------------------------------------------------------------------------------------------------------
 
 
-def record_sample(state: GrowthState, snapshot: NodeSnapshot, *, swap_limit: int = 0) -> GrowthState:
-    """The state with this snapshot's usage, if the newest kept sample is old enough. `swap_limit` as in
-    `pod_usage.signal_usage`, so that a pod that is swapped out or in neither shrinks nor grows."""
+def record_sample(
+    state: GrowthState, snapshot: NodeSnapshot, *, memory_rule: MemoryRule = pod_usage.WORKING_SET
+) -> GrowthState:
+    """The state with this snapshot's usage, if the newest kept sample is old enough. `memory_rule` as in the ranking:
+    by it a pod that is swapped out or in neither shrinks nor grows."""
     newer, taken_at = state.newer, snapshot.taken_at
     if newer is not None and 0 <= taken_at - newer.at < SAMPLE_DISTANCE_S:
         return state
@@ -77,9 +80,9 @@ def record_sample(state: GrowthState, snapshot: NodeSnapshot, *, swap_limit: int
     for _, usage in snapshot.pods:
         if usage is None:
             continue
-        uid, working_set, count = usage.cgroup_uid, usage.memory_working_set, pod_usage.pids(usage)
-        if type(working_set) is int and working_set >= 0:
-            memory[uid] = working_set + pod_usage.swap_usage(usage, limit=swap_limit)
+        uid, used, count = usage.cgroup_uid, pod_usage.memory_usage(usage, memory_rule), pod_usage.pids(usage)
+        if used is not None:
+            memory[uid] = used
         if count is not None:
             pids[uid] = count
         if usage.disk_usage_quality is not None and (counts := _with_walk(state.inodes.get(uid, ()), usage)):

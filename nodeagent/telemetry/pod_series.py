@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from nodeagent.config.schema import Config
 from nodeagent.model import DiskLayout, NodeSnapshot, PodView, Signal
 from nodeagent.policy import pod_usage, requests
+from nodeagent.policy.pod_usage import MemoryRule
 
 PodName = tuple[str, str]
 """Namespace and name: the labels."""
@@ -23,11 +24,11 @@ def samples(snapshot: NodeSnapshot, *, config: Config) -> Iterator[tuple[str, Po
     top = config.metrics.per_pod.top
     if not top:
         return
-    swap_limit = pod_usage.swap_limit(snapshot, config=config)
+    rule = pod_usage.memory_rule(snapshot, config=config)
     amounts: dict[str, Callable[[PodView], int | None]] = {
         "nodeagent_pod_disk_bytes": lambda view: _disk(view, Signal.NODEFS, snapshot),
         "nodeagent_pod_disk_inodes": lambda view: _disk(view, Signal.NODEFS_INODES, snapshot),
-        "nodeagent_pod_memory_above_request_bytes": lambda view: _memory(view, swap_limit, snapshot, config),
+        "nodeagent_pod_memory_above_request_bytes": lambda view: _memory(view, rule, snapshot, config),
     }
     for metric, amount_of in amounts.items():
         for name, amount in _largest(snapshot, amount_of, top):
@@ -53,10 +54,10 @@ def _disk(view: PodView, signal: Signal, snapshot: NodeSnapshot) -> int | None:
     return pod_usage.disk_usage(usage.disk, signal, DiskLayout.SINGLE)
 
 
-def _memory(view: PodView, swap_limit: int, snapshot: NodeSnapshot, config: Config) -> int | None:
+def _memory(view: PodView, rule: MemoryRule, snapshot: NodeSnapshot, config: Config) -> int | None:
     usage = view.usage
     if usage is None or snapshot.taken_at - usage.read_at > config.sampling.stale_after_s:
         return None
-    used = pod_usage.signal_usage(usage, Signal.MEMORY, snapshot.layout, swap_limit=swap_limit)
+    used = pod_usage.memory_usage(usage, rule)
     request = requests.ranking_request(view, signal=Signal.MEMORY)
     return None if used is None or request is None else used - request

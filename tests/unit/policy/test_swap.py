@@ -18,6 +18,7 @@ from nodeagent.model import (
     SwapDevice,
 )
 from nodeagent.policy import engine, pod_usage, ranking, relief, state, usage_growth
+from nodeagent.policy.pod_usage import MemoryRule
 from tests.support.nodes import CAPACITY, GI, MI, NOW, config, hard, pod, snapshot, usage, view
 
 FILE = SwapDevice("/swapfile", "file", 4 * GI, 2 * GI)
@@ -112,7 +113,7 @@ def test_what_is_in_swap_and_in_memory_counts_once() -> None:
 
 def test_the_node_without_its_meminfo_ranks_by_working_set() -> None:
     node = pressed(swapped("a", 300 * MI, GI))._replace(memory=None)
-    assert pod_usage.swap_limit(node, config=config()) == 0
+    assert pod_usage.memory_rule(node, config=config()).swap_limit == 0
     assert decide(node).ranking[0].usage == 300 * MI
 
 
@@ -121,7 +122,7 @@ def test_swap_only_adds_to_the_usage_and_never_more_than_the_node_has(
     working_set: int, swap: int | None, cached: int, limit: int
 ) -> None:
     of = usage(pod("a"), working_set, memory_swap=swap, memory_swap_cached=cached)
-    used = pod_usage.signal_usage(of, Signal.MEMORY, DiskLayout.SINGLE, limit=16 * GI, swap_limit=limit)
+    used = pod_usage.signal_usage(of, Signal.MEMORY, DiskLayout.SINGLE, limit=16 * GI, memory=MemoryRule(limit))
     assert used is not None
     assert working_set <= used <= working_set + limit
 
@@ -131,7 +132,7 @@ def test_being_swapped_out_or_in_is_no_growth() -> None:
     for second, part in ((0, 0), (6, 100 * MI), (12, 200 * MI)):
         at = NOW + second
         node = snapshot(swapped("a", 300 * MI - part, part), at=at, memory=memory(FILE))
-        growth = usage_growth.record_sample(growth, node, swap_limit=4 * GI)
+        growth = usage_growth.record_sample(growth, node, memory_rule=MemoryRule(4 * GI))
     back = usage(pod("a"), 300 * MI, memory_swap=0)
     assert usage_growth.growth_rate(growth, Signal.MEMORY, DiskLayout.SINGLE, at=NOW + 18)(back, 300 * MI) == 0
 
