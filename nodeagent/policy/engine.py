@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from nodeagent.config.schema import Config
+from nodeagent.config.schema import Config, Mode
 from nodeagent.model import (
     SIGNAL_TABLE,
     NodeSnapshot,
@@ -99,6 +99,7 @@ def decide(
     if not math.isfinite(now):
         raise ValueError(f"the time of a decision must be finite, not {now!r}")
     state = policy_state.after_suspend(state, snapshot.suspended_s, now=now)
+    state = policy_state.in_mode(state, dry_run=config.mode is Mode.DRY_RUN)
     # 1: thresholds, conditions, evictions in flight, reclaim runs
     effective = effective_thresholds.effective(config, snapshot.layout)
     judged, threshold_state = thresholds.judge(snapshot, state.thresholds, now=now, config=config, thresholds=effective)
@@ -106,11 +107,10 @@ def decide(
     healthy = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
     observed = in_flight.advance(state.in_flight, snapshot, now=now, config=config, healthy=healthy)
     runs = reclaim.advance(state.reclaims, snapshot, met=threshold_state.first_observed.keys(), now=now)
-    limit_state = backoffs.pruned(state.rate_limits, now=now, config=config)
-    for entry in observed.confirmed:
-        limit_state = backoffs.back_off_owner(
-            limit_state, entry.owner, entry.plan_id, now=now, limits=config.rate_limits
-        )
+    limit_state = _with_confirmed(state.rate_limits, observed.confirmed, now=now, config=config)
+    enforced_limits = state.enforced_limits
+    if enforced_limits is not None:
+        enforced_limits = _with_confirmed(enforced_limits, observed.confirmed, now=now, config=config)
     requests = eviction_request.advance(
         state.eviction_requests,
         observed.state,
@@ -222,8 +222,19 @@ def decide(
         eviction_requests=chosen_requests,
         suspended_s=state.suspended_s,
         resizes=resize_plan.state,
+        enforced_limits=enforced_limits,
     )
     return plan, after
+
+
+def _with_confirmed(
+    limits: RateLimitState, confirmed: Iterable[InFlightEviction], *, now: float, config: Config
+) -> RateLimitState:
+    """The rate limits at `now`, with the back-offs of the owners of pods that are proven to have been evicted."""
+    limits = backoffs.pruned(limits, now=now, config=config)
+    for entry in confirmed:
+        limits = backoffs.back_off_owner(limits, entry.owner, entry.plan_id, now=now, limits=config.rate_limits)
+    return limits
 
 
 def _plan_storage_limits(

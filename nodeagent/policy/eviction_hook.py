@@ -87,6 +87,11 @@ def advance(state: HookState, *, now: float, config: Config) -> HookState:
     return state if runs == state.runs else HookState(runs)
 
 
+def without_dry_runs(state: HookState) -> HookState:
+    """The state without the hooks that a dry run did not run."""
+    return HookState({uid: run for uid, run in state.runs.items() if run.result is not HookResult.DRY_RUN})
+
+
 def apply_outcome(
     state: HookState, limit_state: RateLimitState, outcome: HookOutcome, *, config: Config
 ) -> tuple[HookState, RateLimitState]:

@@ -139,10 +139,16 @@ def _apply(state: PolicyState, outcome: Outcome, *, now: float, config: Config) 
         limits = rate_limits.return_tokens(limits, entry.buckets, now=now, limits=config.rate_limits)
         limits = backoffs.undo_replacement(limits, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
     limits = _with_backoffs(limits, entry, outcome, rule, now=now)
+    enforced = state.enforced_limits
     if rule.owner_backoff and entry.buckets:
         limits = backoffs.back_off_owner(limits, entry.owner, entry.plan_id, now=now, limits=config.rate_limits)
+        if enforced is not None and outcome.kind.evicted:
+            # Of a request that was sent before the dry run. Tokens return to the dry run alone: they may be its own.
+            enforced = backoffs.back_off_owner(enforced, entry.owner, entry.plan_id, now=now, limits=config.rate_limits)
     return state._replace(
-        in_flight=in_flight.apply_outcome(state.in_flight, entry, rule.event, now=now), rate_limits=limits
+        in_flight=in_flight.apply_outcome(state.in_flight, entry, rule.event, now=now),
+        rate_limits=limits,
+        enforced_limits=enforced,
     )
 
 

@@ -155,6 +155,15 @@ def advance(state: ReclaimState, snapshot: NodeSnapshot, *, met: Collection[str]
     return ReclaimObserved(state._replace(runs=runs), tuple(reports))
 
 
+def without_dry_runs(state: ReclaimState) -> ReclaimState:
+    """The state without the actions that a dry run did not run; evictions wait for them as if they were new."""
+    dry = {name for name, run in state.runs.items() if run.result is ReclaimResult.DRY_RUN}
+    return ReclaimState(
+        runs={name: run for name, run in state.runs.items() if name not in dry},
+        tried={key: tuple([name for name in names if name not in dry]) for key, names in state.tried.items()},
+    )
+
+
 def after_suspend(state: ReclaimState, slept_s: float) -> ReclaimState:
     """The state after a suspend of the machine: runs that have not ended keep their remaining time."""
     runs = {

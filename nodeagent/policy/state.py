@@ -36,6 +36,9 @@ class PolicyState(NamedTuple):
     suspended_s: float | None = None
     """How long the machine was suspended since its boot, at the last decision."""
     resizes: ResizeState = ResizeState()
+    enforced_limits: RateLimitState | None = None
+    """In a dry run: what real evictions have left of the rate limits, while `rate_limits` are those of the dry run.
+    None in the mode `enforce`."""
 
 
 def initial(instance: str, *, now: float, tokens_spent: bool = False) -> PolicyState:
@@ -45,6 +48,21 @@ def initial(instance: str, *, now: float, tokens_spent: bool = False) -> PolicyS
     unknown, so every bucket starts empty. False for a first start.
     """
     return PolicyState(instance, rate_limits=RateLimitState(spent_at=now if tokens_spent else None))
+
+
+def in_mode(state: PolicyState, *, dry_run: bool) -> PolicyState:
+    """The state for a decision in this mode. A dry run begins with the rate limits that real evictions have left; what
+    it spends itself, and the hooks and actions that it did not run, end with it."""
+    if dry_run:
+        return state if state.enforced_limits is not None else state._replace(enforced_limits=state.rate_limits)
+    if state.enforced_limits is None:
+        return state
+    return state._replace(
+        rate_limits=state.enforced_limits,
+        enforced_limits=None,
+        hooks=eviction_hook.without_dry_runs(state.hooks),
+        reclaims=reclaim.without_dry_runs(state.reclaims),
+    )
 
 
 def restored(state: PolicyState, *, instance: str) -> PolicyState:
@@ -65,7 +83,11 @@ def restored(state: PolicyState, *, instance: str) -> PolicyState:
 
 def spent(state: PolicyState, *, now: float) -> PolicyState:
     """The state with every bucket empty: the tokens spent since it was written are unknown."""
-    return state._replace(rate_limits=rate_limits.spent(state.rate_limits, now=now))
+    enforced = state.enforced_limits
+    return state._replace(
+        rate_limits=rate_limits.spent(state.rate_limits, now=now),
+        enforced_limits=None if enforced is None else rate_limits.spent(enforced, now=now),
+    )
 
 
 def after_suspend(state: PolicyState, suspended_s: float, *, now: float) -> PolicyState:

@@ -750,10 +750,35 @@ def test_a_dry_run_eviction_ends_with_the_pressure() -> None:
 def test_in_enforce_mode_a_dry_run_eviction_does_not_count() -> None:
     hog = view("hog", 2 * GI, qos=BE)
     enforce = config(hard(), mode=Mode.ENFORCE)
-    _, after = decide(pressed(hog, at=NOW + 1), enforce, after_dry_run(hog))
-    assert after.in_flight.entries == ()
-    assert victims(decide(pressed(hog, at=NOW + 600), enforce, after)[0]) == ["hog"], (
-        "the back-off of its owner is over"
+    plan, after = decide(pressed(hog, at=NOW + 1), enforce, after_dry_run(hog))
+    assert victims(plan) == ["hog"], "nor do its tokens, nor the back-off of its owner"
+    assert [entry.plan_id for entry in after.in_flight.entries] == [plan.id]
+
+
+def test_a_dry_run_begins_and_ends_with_the_tokens_that_real_evictions_have_left() -> None:
+    limits = PLENTY._replace(node=TokenBucket(3, 0.0), owner_backoff_s=3600.0, owner_backoff_max_s=3600.0)
+    enforce = config(hard(), mode=Mode.ENFORCE, rate_limits=limits)
+    dry = enforce._replace(mode=Mode.DRY_RUN, thresholds=(hard(value=3 * GI),))
+
+    def left(of: PolicyState) -> int:
+        return rate_limits.level(of.rate_limits, "node", now=NOW, limits=limits).tokens
+
+    plan, after = decide(pressed(view("first", 2 * GI)), enforce)
+    assert (victims(plan), left(after)) == (["first"], 2)
+    plan, after = decide(pressed(view("second", 2 * GI), at=NOW + 1), dry, after)
+    assert (victims(plan), left(after)) == (["second"], 1)
+    # The answer to the request that was sent before the dry run, and a dry run that a recheck refused.
+    real = Outcome(f"{fresh().instance}-1", "uid-shop-first", OutcomeKind.ACCEPTED, "", NOW + 2)
+    after = outcomes.apply_outcome(after, [real, outcome(plan, OutcomeKind.RECHECK_REFUSED)], now=NOW + 2, config=dry)
+    assert left(after) == 2
+    for round_trip in range(3):
+        restarted = state.restored(after, instance=f"again-{round_trip}")
+        _, after = decide(snapshot(view("second", GI), at=NOW + 3 + round_trip), dry, restarted)
+    _, after = decide(snapshot(view("second", GI), at=NOW + 10), enforce, after)
+    assert (left(after), after.enforced_limits) == (2, None)
+    assert set(after.rate_limits.owners) == {"rs-shop-first"}
+    assert state.spent(state.in_mode(after, dry_run=True), now=NOW).enforced_limits == rate_limits.spent(
+        after.rate_limits, now=NOW
     )
 
 

@@ -288,3 +288,10 @@ def test_old_runs_are_forgotten() -> None:
     node.end(plan, order, 3.0)
     assert eviction_hook.advance(node.state.hooks, now=NOW + 302, config=node.config).runs
     assert not eviction_hook.advance(node.state.hooks, now=NOW + 303.1, config=node.config).runs
+
+
+def test_a_hook_of_a_dry_run_does_not_count_in_enforce() -> None:
+    ran = eviction_hook.HookRun("p-1", "shop/a", NOW, NOW + 5, ended_at=NOW + 1, result=HookResult.DONE)
+    dry = ran._replace(result=HookResult.DRY_RUN)
+    kept = eviction_hook.without_dry_runs(eviction_hook.HookState({"real": ran, "dry": dry}))
+    assert kept.runs == {"real": ran}

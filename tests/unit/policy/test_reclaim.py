@@ -20,7 +20,7 @@ from nodeagent.model import (
     Signal,
     Threshold,
 )
-from nodeagent.policy import engine, outcomes
+from nodeagent.policy import engine, outcomes, reclaim
 from nodeagent.policy.in_flight import InFlightState
 from nodeagent.policy.state import PolicyState, initial
 from tests.support import nodes
@@ -335,3 +335,10 @@ def test_no_sequence_of_samples_outcomes_and_restarts_runs_an_action_too_often(
     for name, interval_s in (("journal", 60.0), ("images", 45.0)):
         times = [when for which, when in started if which == name]
         assert all(later - earlier >= interval_s for earlier, later in itertools.pairwise(times))
+
+
+def test_an_action_of_a_dry_run_does_not_count_in_enforce() -> None:
+    ran = reclaim.ReclaimRun("p-1", Signal.NODEFS, NOW, NOW + 5, 0, ended_at=NOW + 1, result=ReclaimResult.DONE)
+    dry = ran._replace(result=ReclaimResult.DRY_RUN)
+    before = reclaim.ReclaimState({"real": ran, "dry": dry}, {"soft": ("real", "dry")})
+    assert reclaim.without_dry_runs(before) == reclaim.ReclaimState({"real": ran}, {"soft": ("real",)})
