@@ -409,10 +409,12 @@ class ClusterSession:
         if self._writers is not None:
             self._writers.finish_requests()
 
-    def stop(self, *, clear: bool, mark: bool = False, confirm_s: float = 1.0) -> str:
+    def stop(self, *, clear: bool, mark: bool = False, withdraw: bool = False, confirm_s: float = 1.0) -> str:
         """End all threads. `clear` removes from the Node what this agent has set. Otherwise it stays: with `mark` it
         gets the reason that the agent has stopped, without `mark` the next session continues it. `confirm_s`: how long
-        to wait for the answers about the node's identity. Returns what could not be cleared or marked."""
+        to wait for the answers about the node's identity. `withdraw`: open EvictionRequests are withdrawn; otherwise
+        the next process follows them. Returns what could not be cleared, marked or withdrawn: a call
+        with the same arguments tries that again."""
         with self._opening:
             self._stopping.set()
         self._transport.impersonation.doubted.set()
@@ -423,6 +425,8 @@ class ClusterSession:
             failed = self._end_leftover(clear=clear, mark=mark) if clear or mark else ""
         if self._eviction_requests is not None:
             self._eviction_requests.stop()
+            if withdraw:
+                failed = "; ".join(each for each in (failed, self._eviction_requests.withdraw_all()) if each)
         if self._opened is not None:
             self._opened.readers.stop()
         self._transport.close()

@@ -205,6 +205,18 @@ class EvictionRequests:
             self._condition.notify_all()
         workers.join(self._thread, self._timeout_s)
 
+    def withdraw_all(self) -> str:
+        """Withdraw every open request, after `stop`. Returns what could not be withdrawn; to be called again then."""
+        troubles = []
+        for followed in [each for each in self._followed.values() if not each.ended]:
+            try:
+                trouble = self._withdraw(followed)
+            except (ApiError, objects.UnreadableError) as error:
+                trouble = str(error)
+            if trouble:
+                troubles.append(f"an EvictionRequest is not withdrawn: {trouble}")
+        return "; ".join(dict.fromkeys(troubles))
+
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -277,7 +289,17 @@ class EvictionRequests:
         except Exception as error:
             # A defect of the agent must not end the worker, and it is unknown here whether the request was sent.
             kind, message = OutcomeKind.REQUEST_UNCERTAIN, f"it may have been sent: {api_errors.explain(error)}"
+        if kind is not OutcomeKind.NOT_REQUESTED:
+            self._follow_made(plan_id, victim)
         self._put(plan_id, victim.pod.uid, kind, message)
+
+    def _follow_made(self, plan_id: str, victim: Victim) -> None:
+        """The policy orders the same with its next decision. A reload to a dry run may come before."""
+        order = EvictionRequestOrder(plan_id, victim.pod.uid, victim.pod.namespace or "", withdraw=False)
+        now = self._clock()
+        made = _Followed(order, since=now, next_at=now + self._poll_s, backoff=self._make_backoff())
+        with self._condition:
+            self._followed.setdefault((plan_id, victim.pod.uid), made)
 
     def _send(self, creation: _Creation) -> str:
         """Create the object, or take up the one of an earlier request. Returns what is worth knowing. Raises

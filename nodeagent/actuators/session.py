@@ -70,7 +70,7 @@ class Session(Protocol):
     def counts(self) -> Counts: ...
     def notes(self) -> tuple[Note, ...]: ...
     def finish_requests(self) -> None: ...
-    def stop(self, *, clear: bool, mark: bool = False, confirm_s: float = 1.0) -> str: ...
+    def stop(self, *, clear: bool, mark: bool = False, withdraw: bool = False, confirm_s: float = 1.0) -> str: ...
 
 
 class NoCluster:
@@ -149,5 +149,12 @@ class NoCluster:
 
     def finish_requests(self) -> None: ...
 
-    def stop(self, *, clear: bool, mark: bool = False, confirm_s: float = 1.0) -> str:  # noqa: ARG002 - as above
+    def stop(
+        self,
+        *,
+        clear: bool,  # noqa: ARG002 - of a protocol's method, as all of these
+        mark: bool = False,  # noqa: ARG002
+        withdraw: bool = False,  # noqa: ARG002
+        confirm_s: float = 1.0,  # noqa: ARG002
+    ) -> str:
         return ""

@@ -5,6 +5,7 @@ import enum
 import functools
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,7 @@ from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import credentials, node_identity
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.loop import auto_snapshots, sample_recording, state_store
 from nodeagent.loop.agent import Agent
 from nodeagent.loop.components import Components, Runtime
@@ -210,11 +212,15 @@ class ComponentBuilder:
         self._boottime = clock.boottime if host.recorded else host.boottime  # that of a recorded node stands still
         self.session: Session = NoCluster("not connected yet")
         """The newest one."""
+        self._enforces = False
+        """Whether the newest session acts."""
+        self._closed = threading.Event()
         self.kubelet = KubeletWatch(host, configz=self._read_configz, k3s_arguments=self._k3s_arguments)
 
     def build(self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...]) -> Components:
         """The components of the first configuration. Raises CannotRunError."""
         session = self.session = self._connect_first(loaded, owned)
+        self._enforces = loaded.config.mode is Mode.ENFORCE
         session.start()
         loaded = self._above_kubelet(loaded)
         config = loaded.config
@@ -267,7 +273,7 @@ class ComponentBuilder:
             if config.mode is Mode.ENFORCE and old.mode is not Mode.ENFORCE and (trouble := self._may_act()):
                 raise ConfigError((Problem(Origin("this machine"), "mode", trouble),))
             session.start()
-            self.session = session
+            self.session, self._enforces = session, config.mode is Mode.ENFORCE
             # The conditions and taints of the previous session are cleared only if the agent no longer acts; else the
             # new one owns them. The loop does not wait for the threads of the previous session.
             clear = config.mode is not Mode.ENFORCE
@@ -287,8 +293,13 @@ class ComponentBuilder:
         return Components(loaded, sampler, session, disks, _missing_programs(config))
 
     def _end_session(self, session: Session, *, clear: bool) -> None:
-        if left := session.stop(clear=clear, confirm_s=CONFIRM_S):
-            self._log.warning("cleanup incomplete", what=left)
+        """`clear`: repeat that until the API server answers, or until a newer session owns what this one has set."""
+        backoff = RetryBackoff()
+        while left := session.stop(clear=clear, withdraw=clear, confirm_s=CONFIRM_S):
+            self._log.warning("cleanup incomplete", what=left, once=left)
+            wait_s = backoff.failed()
+            if not clear or self._closed.wait(wait_s) or self._enforces:
+                return
 
     def _read_configz(self) -> str:
         return self.session.read_configz()  # of the newest session: a reload may replace it
@@ -302,6 +313,7 @@ class ComponentBuilder:
         return loaded._replace(config=above_kubelet.keep_above(loaded.config, thresholds))
 
     def close(self) -> None:
+        self._closed.set()
         self._statvfs.close()
         self.kubelet.close()
 

@@ -1,13 +1,16 @@
-"""A clean exit leaves on the Node what the configuration requests, and the next agent takes it over."""
+"""A clean exit leaves on the Node what the configuration requests, and the next agent takes it over. A dry run leaves
+nothing."""
 
+import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fake_kube import ApiServer, Json, pod
-from tests.support.livenode import Kubepods, StartAgent, needs_cgroup_v1, until
+from tests.support.livenode import Kubepods, StartAgent, configuration, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
@@ -55,3 +58,22 @@ def test_conditions_that_stay_report_the_stopped_agent_and_the_next_one_clears_t
     until(lambda: _condition(api, "NodeAgentMemoryPressure")["status"] == "False", "our own type is kept up again")
     assert agent.stop() == 0
     assert api.condition("NodeAgentMemoryPressure") is None
+
+
+def test_what_is_set_on_the_node_is_removed_after_an_outage_in_which_the_agent_became_a_dry_run(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    kubepods.start(HOG, qos="besteffort")
+    kubepods.eat(HOG, 400)
+    agent = start_agent(**PATIENT)
+    assert api.wait_for(lambda: _condition(api, "MemoryPressure")["status"] == "True" and _fenced(api), 30)
+    api.go_down()
+    configuration(tmp_path, kubepods, **PATIENT, mode="dry-run")
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for_log("cleanup incomplete")
+    assert _fenced(api)
+    api.come_back()
+    assert api.wait_for(lambda: _condition(api, "MemoryPressure")["status"] == "False", 60), agent.events()
+    assert api.wait_for(lambda: not _fenced(api), 60)
+    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure") is None, 60)
+    assert agent.stop() == 0

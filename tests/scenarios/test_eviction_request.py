@@ -1,14 +1,16 @@
 """EvictionRequests of the soft tier, with real processes: others evict, nobody does, or the pressure ends first."""
 
+import signal
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fake_kube import ApiServer, eviction, eviction_requests, pod
-from tests.support.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
+from tests.support.livenode import HARD, Kubepods, StartAgent, configuration, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
@@ -138,6 +140,22 @@ def test_a_server_without_the_api_gets_evictions_and_a_note_tells_why(
     assert notes == [
         "the API server serves no evictionrequests in /apis/lifecycle.k8s.io/v1alpha1: the Eviction API is used"
     ]
+    assert agent.stop() == 0
+
+
+def test_a_reload_to_a_dry_run_withdraws_what_is_open(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    kubepods.eat(HOG, 400)
+    settings = soft(evictionRequest={"enabled": True, "deadline": "10m"})
+    agent = start_agent(**settings)
+    assert api.wait_for(lambda: intent(api) == "Eviction", 60), agent.events()
+    agent.wait_for_log("eviction requested")
+    configuration(tmp_path, kubepods, **{**settings, "mode": "dry-run"})
+    agent.process.send_signal(signal.SIGHUP)
+    assert api.wait_for(lambda: intent(api) == "Withdrawn", 60), agent.events()
+    agent.wait_for_log("eviction request-withdrawn")
+    assert not api.sent("POST", "/eviction")
     assert agent.stop() == 0
 
 
