@@ -279,13 +279,16 @@ class LabelSelector(Struct, rename="camel"):
     match_expressions: list[Requirement] | None = None
 
 
-class PdbSpec(Struct):
+class PdbSpec(Struct, rename="camel"):
     selector: LabelSelector | None = None
+    unhealthy_pod_eviction_policy: str = ""
 
 
 class PdbStatus(Struct, rename="camel"):
     disruptions_allowed: Int = 0
     observed_generation: Int = 0
+    current_healthy: Int = 0
+    desired_healthy: Int = 0
 
 
 class PdbObject(Struct):

@@ -149,7 +149,7 @@ class _Namespace:
     def pdbs_of(self, pod: Pod) -> tuple[DisruptionBudget, ...]:
         # One assignment replaces the dictionary, so that the reader always has a complete one.
         return tuple(
-            DisruptionBudget(pdb.metadata.name, _allowed(pdb))
+            DisruptionBudget(pdb.metadata.name, _allowed(pdb), _unready_allowed(pdb))
             for pdb in self._pdbs.values()
             if selects(pdb.spec.selector, pod)
         )
@@ -199,6 +199,12 @@ def _allowed(pdb: objects.PdbObject) -> int:
     if pdb.status.observed_generation < pdb.metadata.generation:
         return 0
     return max(0, pdb.status.disruptions_allowed)
+
+
+def _unready_allowed(pdb: objects.PdbObject) -> bool:
+    """`unhealthyPodEvictionPolicy`: AlwaysAllow, or as many healthy pods as the budget asks for."""
+    always = pdb.spec.unhealthy_pod_eviction_policy == "AlwaysAllow"
+    return always or pdb.status.current_healthy >= pdb.status.desired_healthy > 0
 
 
 def _decode(item: msgspec.Raw) -> objects.PdbObject | None:

@@ -287,6 +287,8 @@ class DisruptionBudget(NamedTuple):
 
     name: str
     disruptions_allowed: int
+    unready_allowed: bool = False
+    """The API server evicts a pod that is not ready whatever the number allowed is (KUBELET-CONTRACT 14)."""
 
 
 class PodSource(enum.StrEnum):

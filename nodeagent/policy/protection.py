@@ -254,7 +254,7 @@ def _disruption_budget(now: RuleInput) -> str | None:
     if now.context.tier is Tier.HARD or not now.context.rules.disruption_budgets:
         return None
     for pdb in now.pod.disruption_budgets:
-        if not pdb.disruptions_allowed > 0:
+        if not pdb.disruptions_allowed > 0 and (now.pod.ready or not pdb.unready_allowed):
             return f"PodDisruptionBudget {pdb.name} allows {pdb.disruptions_allowed} disruptions"
     return None
 

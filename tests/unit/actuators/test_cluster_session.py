@@ -461,10 +461,10 @@ def test_pdbs_are_not_listed_before_pressure_is_near(api: ApiServer, session: Ca
     assert agent.pods().pods[0].disruption_budgets == ()
     assert not api.sent("GET", "/poddisruptionbudgets")
     agent.prewarm()
-    eventually(lambda: agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0),))
+    eventually(lambda: agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0, True),))
     assert agent.pods().pods is agent.pods().pods, "nothing new, nothing computed again"
     api.set_pdb("one", {"app": "hog"}, allowed=3)
-    eventually(lambda: agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 3),))
+    eventually(lambda: agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 3, True),))
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -519,7 +519,7 @@ def test_the_soft_tier_waits_until_the_pdbs_are_listed(
         assert waits_for(agent) is RefusalCode.WAITS_FOR_PDBS
         assert agent.pods().pods[0].disruption_budgets == ()
     eventually(lambda: waits_for(agent) is None)
-    assert agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0),)
+    assert agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0, True),)
 
 
 def test_the_soft_tier_does_not_wait_for_pdbs_that_cannot_be_listed(
@@ -544,7 +544,8 @@ def test_the_pdbs_of_a_later_pod_are_listed_at_once(api: ApiServer, session: Cal
         assert waits_for(agent) is RefusalCode.WAITS_FOR_PDBS
     eventually(
         lambda: (
-            [p.disruption_budgets for p in agent.pods().pods if p.name == "new"] == [(DisruptionBudget("other", 0),)]
+            [p.disruption_budgets for p in agent.pods().pods if p.name == "new"]
+            == [(DisruptionBudget("other", 0, True),)]
         )
     )
 

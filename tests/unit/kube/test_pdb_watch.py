@@ -83,20 +83,41 @@ def test_a_pod_has_the_pdbs_that_select_it_and_their_changes(api: ApiServer, pdb
     api.set_pdb("b", {"app": "a"}, allowed=1)
     api.set_pdb("elsewhere", {"app": "a"}, allowed=1, namespace="other")
     pdbs.want(["default"])
-    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")) == (DisruptionBudget("b", 1),))
+    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")) == (DisruptionBudget("b", 1, True),))
     assert pdbs_of(pdbs, a_pod(app="z")) == ()
     assert pdbs_of(pdbs, a_pod(app="a", namespace="other")) == ()
     with api.store.changed:
         pdb = api.store.objects["poddisruptionbudgets"]["default", "b"]
         pdb["status"]["disruptionsAllowed"] = 0
         api.store.record("poddisruptionbudgets", pdb, "MODIFIED")
-    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")) == (DisruptionBudget("b", 0),))
+    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")) == (DisruptionBudget("b", 0, True),))
+
+
+@pytest.mark.parametrize(
+    ("policy", "healthy", "needed", "allowed"),
+    [
+        (None, 2, 2, True),
+        ("IfHealthyBudget", 2, 2, True),
+        ("IfHealthyBudget", 1, 2, False),
+        ("IfHealthyBudget", 0, 0, False),
+        ("AlwaysAllow", 0, 2, True),
+    ],
+)
+def test_a_pdb_lets_pods_that_are_not_ready_go_where_the_api_server_does(
+    api: ApiServer, pdbs: PdbWatch, policy: str | None, healthy: int, needed: int, allowed: bool
+) -> None:
+    """The rows of tests/fake_kube/test_contract.py."""
+    entry = api.set_pdb("b", {"app": "a"}, allowed=0, healthy=healthy, needed=needed)
+    if policy is not None:
+        entry["spec"]["unhealthyPodEvictionPolicy"] = policy
+    pdbs.want(["default"])
+    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")) == (DisruptionBudget("b", 0, allowed),))
 
 
 def test_a_pdb_that_is_not_observed_yet_allows_nothing(api: ApiServer, pdbs: PdbWatch) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=3, observed=False)
     pdbs.want(["default"])
-    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")) == (DisruptionBudget("b", 0),))
+    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")) == (DisruptionBudget("b", 0, True),))
 
 
 def test_a_namespace_that_is_not_wanted_any_more_is_dropped(api: ApiServer, pdbs: PdbWatch, now: list[float]) -> None:

@@ -173,6 +173,14 @@ def test_a_pdb_that_allows_a_disruption_does_not_protect() -> None:
     assert codes(pod("a", disruption_budgets=(DisruptionBudget("b", 1),))) == []
 
 
+def test_a_pdb_that_lets_pods_go_that_are_not_ready_protects_the_ready_ones_alone() -> None:
+    lets_go = (DisruptionBudget("b", 0, unready_allowed=True),)
+    assert codes(pod("a", disruption_budgets=lets_go, ready=True)) == ["disruption-budget"]
+    assert codes(pod("a", disruption_budgets=lets_go, ready=False)) == []
+    both = (*lets_go, DisruptionBudget("c", 0))
+    assert codes(pod("a", disruption_budgets=both, ready=False)) == ["disruption-budget"]
+
+
 @pytest.mark.parametrize("preference", ["never", "prefer", "avoid"])
 def test_a_preference_outside_the_trusted_namespaces_is_ignored(preference: str) -> None:
     of = pod("a", annotations={"nodeagent.io/evict": preference})
