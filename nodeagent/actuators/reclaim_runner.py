@@ -39,6 +39,9 @@ _STUCK_AFTER_S: Final = 10.0
 """A job that runs so long after its deadline is reported as stuck."""
 _MAX_JOBS: Final = 4
 """Jobs at once; the policy orders one at a time, so this is only reached by jobs that do not end."""
+JOURNAL_DIRECTORIES: Final = ("/var/log/journal", "/run/log/journal")
+"""Of persistent and volatile journals: journald.conf(5)."""
+WRITABLE: Final = "needs a writable mount in a container, drop-ins/reclaim.conf for the unit"
 _AGENT_VARIABLES: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
 """Variables of the service manager for the agent alone."""
 
@@ -170,8 +173,12 @@ def _remove_logs(directory: str, *, ended: Callable[[str], bool], until: float) 
         removed = pod_logs.remove_old_logs(directory, ended=ended, until=until)
     except OSError as error:
         return JobResult(ReclaimResult.FAILED, f"{directory}: {error.strerror}")
-    result = ReclaimResult.DONE if removed.complete else ReclaimResult.TIMED_OUT
-    return JobResult(result, f"removed {removed.files} files, {removed.bytes} bytes")
+    text = f"removed {removed.files} files, {removed.bytes} bytes"
+    if removed.refused:
+        text += f"; {removed.refused} could not be removed, first {removed.refusal}"
+    if removed.refused and not removed.files:
+        return JobResult(ReclaimResult.FAILED, text)
+    return JobResult(ReclaimResult.DONE if removed.complete else ReclaimResult.TIMED_OUT, text)
 
 
 def uses_socket(action: ReclaimAction, cri_socket: str) -> bool:
@@ -209,6 +216,26 @@ def missing_programs(actions: Iterable[ReclaimAction], *, cri_socket: str) -> tu
     )
     notes = [program_note(NoteKind.RECLAIM, name, program) for name, program in programs if program]
     return tuple([note for note in notes if note is not None])
+
+
+def read_only_directories(actions: Iterable[ReclaimAction], *, pod_logs_dir: str) -> tuple[Note, ...]:
+    """Notes about actions that would remove files from a file system that is mounted read-only where the agent runs.
+    `pod_logs_dir` is the directory on this machine. Reads the file system."""
+    directories = {ReclaimKind.CONTAINER_LOGS: (pod_logs_dir,), ReclaimKind.JOURNAL: JOURNAL_DIRECTORIES}
+    return tuple(
+        Note(NoteKind.RECLAIM, f"{action.name} will fail: {directory} is read-only where the agent runs ({WRITABLE})")
+        for action in actions
+        if not action.command
+        for directory in directories.get(action.kind, ())
+        if _is_read_only(directory)
+    )
+
+
+def _is_read_only(directory: str) -> bool:
+    try:
+        return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def program_note(kind: NoteKind, name: str, program: str) -> Note | None:

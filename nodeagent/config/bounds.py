@@ -88,5 +88,6 @@ FILE_OR_NONE: Final = Shape(r"[^\x00-\x1f]*", "a path")
 SELECTOR: Final = Shape(r"[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?(=[^\x00-\x1f]*)?", "`key` or `key=value`")
 ACTION_NAME: Final = Shape(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", "a name: letters, digits, `-_.`")
 ARGUMENT: Final = Shape(r"[^\x00]+", "a word")
-ADDRESS: Final = Shape(r"([^\s/]*:[0-9]{1,5})?", "`host:port`, `:port`, or empty")
+_PORT: Final = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+ADDRESS: Final = Shape(rf"([^\s/]*:{_PORT})?", "`host:port`, `:port`, or empty; a port is at most 65535")
 URL_OR_NONE: Final = Shape(r"(https?://[\x21-\x7e]+)?", "an http:// or https:// address, or empty")

@@ -4,8 +4,9 @@ Promises:
 
 1. Configuration, authentication and TLS are those of the official `kubernetes` package (`kubernetes_client`):
    kubeconfigs with exec plugins, tokens and client certificates, and the pod's service account.
-2. Credentials are read again once a minute and after a 401: projected tokens, exec plugins and client certificates
-   rotate. If that fails, the credentials read before stay in use, and `trouble` has the reason.
+2. Credentials are read again once a minute and after a 401: projected tokens, exec plugins, client certificates, and
+   the CA and the address in a kubeconfig change. If that fails, the credentials read before stay in use, and `trouble`
+   has the reason.
 3. White space around a token never reaches a header, and no message contains a token.
 4. Reading has a time limit: the package runs exec plugins without one.
 """
@@ -16,10 +17,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from nodeagent.kube import api_errors, deadline_http, kubernetes_client
+from nodeagent.kube import api_errors, deadline_http, kubeconfig, kubernetes_client
 from nodeagent.kube.credentials import Credentials, CredentialsError, CredentialSource
 from nodeagent.kube.deadline_http import DeadlineResponse
-from nodeagent.runtime import regular_files, workers
+from nodeagent.runtime import workers
 
 with kubernetes_client.without_unused_modules():
     import urllib3
@@ -31,8 +32,6 @@ RENEW_AFTER_401_S: Final = 5.0
 EXEC_PLUGIN_TIMEOUT_S: Final = 30.0
 MAX_TOKEN_BYTES: Final = 64 << 10
 """A projected token has 1 to 2 KiB."""
-_MAX_KUBECONFIG_BYTES: Final = 1 << 20
-"""Hundreds of clusters with their certificates. The package's YAML parser takes a second for that much."""
 _POOL_SIZE: Final = 12
 """Connections kept open: two or three watches, the eviction workers, one each for conditions and events."""
 
@@ -49,12 +48,12 @@ class ServerConnection:
         """`light` False imports the whole official package."""
         self.credentials = credentials
         self._clock = clock
+        self._light = light
         self._renewing = threading.Lock()
-        uses_kubeconfig = credentials.source is not CredentialSource.SERVICE_ACCOUNT
-        text = self._text = _kubeconfig_text(credentials.kubeconfig) if uses_kubeconfig else ""
-        # Only `auth-provider` needs the whole package, and only `exec` must not run too often.
-        self._client = kubernetes_client.load(kubeconfig=uses_kubeconfig, light=light and "auth-provider" not in text)
-        self._runs_plugin = "exec:" in text or '"exec"' in text
+        self._uses_kubeconfig = credentials.source is not CredentialSource.SERVICE_ACCOUNT
+        self._text = ""
+        self._runs_plugin = False
+        self._client: Any = None
         self._configuration: Any = None
         self._pool: Any = None
         self._authorization: str | None = None
@@ -62,7 +61,7 @@ class ServerConnection:
         self._renewed_at = float("-inf")
         self.trouble = ""
         """Why the credentials could not be read again; empty if they could."""
-        self._load(new_pool=True)
+        self._load()
 
     @property
     def server(self) -> str:
@@ -77,7 +76,7 @@ class ServerConnection:
     @property
     def light(self) -> bool:
         """True if the official package's parents were not executed (`kubernetes_client`)."""
-        return self._client.light
+        return bool(self._client.light)
 
     @property
     def uses_proxy(self) -> bool:
@@ -95,7 +94,7 @@ class ServerConnection:
         if credentials != self.credentials:
             return False
         try:
-            return not self._text or _kubeconfig_text(credentials.kubeconfig) == self._text
+            return not self._kubeconfig_changed()
         except CredentialsError:
             return False
 
@@ -110,7 +109,7 @@ class ServerConnection:
             # replaced; if not, the next answer is a 401.
             try:
                 self._loaded_at = self._clock()
-                self._read_again(new_pool=False)
+                self._read_again()
             finally:
                 self._renewing.release()
         return self._authorization
@@ -126,21 +125,20 @@ class ServerConnection:
                 return False
             self._renewed_at = self._clock()
             # Without a token, the file of the client certificate may have been renewed.
-            return self._read_again(new_pool=slow) and (self._authorization != used or used is None)
+            return self._read_again(refused=slow) and (self._authorization != used or used is None)
 
     # --- reading the credentials ------------------------------------------------------------------------------------
 
-    def _read_again(self, *, new_pool: bool) -> bool:
-        """Read the credentials again. False if that fails: those in use stay, and `trouble` has the reason."""
+    def _read_again(self, *, refused: bool = False) -> bool:
+        """Read the credentials again. False if that fails: those in use stay, and `trouble` has the reason. `refused`:
+        the server refused the plugin's credential or the client certificate."""
         try:
-            if self._runs_plugin and not new_pool:
+            if self._runs_plugin and not refused and not self._kubeconfig_changed():
                 # The package runs the plugin again only when its credential has expired.
-                self._authorization = _run_within(
-                    EXEC_PLUGIN_TIMEOUT_S, lambda: self._authorization_of(self._configuration)
-                )
+                self._authorization = _run_within(EXEC_PLUGIN_TIMEOUT_S, self._plugin_authorization)
                 self._loaded_at = self._clock()
             else:
-                self._load(new_pool=new_pool)
+                self._load(new_pool=refused)
         except Exception as error:
             # The plugin's library raises anything, and no such error may end the thread of a request.
             text = str(error) if isinstance(error, CredentialsError) else api_errors.explain(error)
@@ -149,27 +147,45 @@ class ServerConnection:
         self.trouble = ""
         return True
 
-    def _load(self, *, new_pool: bool) -> None:
-        """Read the credentials. `new_pool`: also open a new pool, because client certificates may be new."""
-        source = self.credentials.source.value
-        configuration = self._client.configuration()
+    def _kubeconfig_changed(self) -> bool:
+        """True if the files are not as they were when they were loaded. Raises CredentialsError."""
+        return self._uses_kubeconfig and kubeconfig.read_text(self.credentials.kubeconfig) != self._text
+
+    def _plugin_authorization(self) -> str | None:
+        with kubeconfig.plugin_errors():
+            return self._authorization_of(self._configuration)
+
+    def _load(self, *, new_pool: bool = False) -> None:
+        """Read the credentials. `new_pool`: also open a new pool, because certificates may be new."""
+        source, paths = self.credentials.source.value, self.credentials.kubeconfig
+        text = kubeconfig.read_text(paths) if self._uses_kubeconfig else ""
+        client, runs_plugin = self._client, self._runs_plugin
+        if client is None or text != self._text:
+            new_pool = True
+            # Only `auth-provider` needs the whole package, and only `exec` must not run too often.
+            light = self._light and "auth-provider" not in text
+            client = kubernetes_client.load(kubeconfig=self._uses_kubeconfig, light=light)
+            runs_plugin = kubeconfig.runs_plugin(text)
+        configuration = client.configuration()
         configuration.retries = False
         configuration.keep_alive = True
         configuration.connection_pool_maxsize = _POOL_SIZE
         try:
-            _run_within(EXEC_PLUGIN_TIMEOUT_S, lambda: self._configure(configuration))
+            _run_within(EXEC_PLUGIN_TIMEOUT_S, lambda: self._configure(client, configuration))
             authorization = self._authorization_of(configuration)
-        except CredentialsError:
-            raise
+        except CredentialsError as error:
+            raise CredentialsError(f"{source}: {error}") from error
         except Exception as error:
             # The package raises whatever its YAML, JSON and subprocess calls raise; all of it means the same here.
-            raise CredentialsError(f"{source}: {error}") from error
-        if self._runs_plugin and authorization is None and not configuration.cert_file:
+            said = kubeconfig.explain(error, paths) if self._uses_kubeconfig else str(error)
+            raise CredentialsError(f"{source}: {said}") from error
+        if runs_plugin and authorization is None and not configuration.cert_file:
             raise CredentialsError(f"{source}: the exec plugin gave neither token nor certificate")
         if authorization is None and self._authorization is not None and not configuration.cert_file:
             # The package treats an empty token file as no token, and requests would be anonymous.
             raise CredentialsError(f"{self.credentials.kubeconfig} has no token any more: is its tokenFile empty?")
-        pool = self._open_pool(configuration) if new_pool else None
+        pool = self._open_pool(client, configuration) if new_pool else None
+        self._client, self._runs_plugin, self._text = client, runs_plugin, text
         self._authorization = authorization
         if pool is not None:
             old, self._configuration, self._pool = self._pool, configuration, pool
@@ -177,12 +193,16 @@ class ServerConnection:
                 old.clear()
         self._loaded_at = self._clock()
 
-    def _open_pool(self, configuration: Any) -> Any:
+    def _open_pool(self, client: Any, configuration: Any) -> Any:
+        source = self.credentials.source.value
         try:
-            return self._client.rest_client(configuration).pool_manager
+            if self._uses_kubeconfig:
+                kubeconfig.check(configuration, self.credentials.kubeconfig)
+            return client.rest_client(configuration).pool_manager
+        except CredentialsError as error:
+            raise CredentialsError(f"{source}: {error}") from error
         except Exception as error:
             # It reads the proxy variables and the certificates, and raises anything.
-            source = self.credentials.source.value
             if configuration.proxy and not isinstance(error, OSError):
                 # Without the error's text: a proxy's URL may contain a password.
                 raise CredentialsError(
@@ -205,21 +225,22 @@ class ServerConnection:
             raise CredentialsError(f"the token of {self.credentials.kubeconfig or 'the service account'} {flaw}")
         return f"{scheme.capitalize()} {token}"
 
-    def _configure(self, configuration: Any) -> None:
+    def _configure(self, client: Any, configuration: Any) -> None:
         credentials = self.credentials
         if credentials.source is CredentialSource.SERVICE_ACCOUNT:
             host, _, port = credentials.server.rpartition(":")
             _check_token_file(f"{credentials.service_account_dir}/token")
-            self._client.in_cluster_loader(
+            client.in_cluster_loader(
                 token_filename=f"{credentials.service_account_dir}/token",
                 cert_filename=f"{credentials.service_account_dir}/ca.crt",
                 try_refresh_token=False,
                 environ={"KUBERNETES_SERVICE_HOST": host.strip("[]"), "KUBERNETES_SERVICE_PORT": port},
             ).load_and_set(configuration)
         else:
-            self._client.load_kube_config(
-                config_file=credentials.kubeconfig, client_configuration=configuration, persist_config=False
-            )
+            with kubeconfig.plugin_errors():
+                client.load_kube_config(
+                    config_file=credentials.kubeconfig, client_configuration=configuration, persist_config=False
+                )
 
 
 def _token_flaw(token: str) -> str:
@@ -251,19 +272,6 @@ def _check_token_file(path: str) -> None:
 def _open_nonblocking(path: str, flags: int) -> int:
     """Does not wait for the writer of a FIFO."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _kubeconfig_text(paths: str) -> str:
-    texts = []
-    for path in paths.split(":"):
-        try:
-            content = regular_files.read_file(path, max_bytes=_MAX_KUBECONFIG_BYTES + 1)
-        except OSError as error:
-            raise CredentialsError(f"{path}: {error.strerror}") from error
-        if len(content) > _MAX_KUBECONFIG_BYTES:
-            raise CredentialsError(f"{path}: larger than {_MAX_KUBECONFIG_BYTES >> 20} MiB, which is no kubeconfig")
-        texts.append(content.decode("utf-8", "replace"))
-    return "\n".join(texts)
 
 
 def _run_within(seconds: float, work: Callable[[], _T]) -> _T:

@@ -229,7 +229,7 @@ class ComponentBuilder:
             self._sampler(config),
             session,
             self._disks(config),
-            _missing_programs(config),
+            self._reclaim_notes(config),
         )
 
     def _connect_first(self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...]) -> Session:
@@ -290,7 +290,7 @@ class ComponentBuilder:
             disks = self._disks(config)
             before.disks.close(timeout_s=0.0)
         loaded = self._above_kubelet(loaded._replace(config=config))
-        return Components(loaded, sampler, session, disks, _missing_programs(config))
+        return Components(loaded, sampler, session, disks, self._reclaim_notes(config))
 
     def _end_session(self, session: Session, *, clear: bool) -> None:
         """`clear`: repeat that until the API server answers, or until a newer session owns what this one has set."""
@@ -330,10 +330,17 @@ class ComponentBuilder:
     def _disks(self, config: Config) -> DiskMonitor:
         return DiskMonitor(self._host, config.sampling, limits=config.local_storage_limits, wake=self._wakeups.wake)
 
-
-def _missing_programs(config: Config) -> tuple[Note, ...]:
-    missing = reclaim_runner.missing_programs(config.reclaim.actions, cri_socket=config.sampling.cri_socket)
-    return (*missing, *eviction_hook_jobs.notes(config.hooks.before_eviction))
+    def _reclaim_notes(self, config: Config) -> tuple[Note, ...]:
+        """What will fail of the reclaim actions and of the hook."""
+        actions, pod_logs_dir = (
+            config.reclaim.actions,
+            self._host.real(self._host.resolve(config.sampling.pod_logs_dir)),
+        )
+        return (
+            *reclaim_runner.missing_programs(actions, cri_socket=config.sampling.cri_socket),
+            *reclaim_runner.read_only_directories(actions, pod_logs_dir=pod_logs_dir),
+            *eviction_hook_jobs.notes(config.hooks.before_eviction),
+        )
 
 
 def _may_act(lock: AgentLock, store: StateFile | None) -> str:

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 from typing import Final
 
+from nodeagent.actuators import reclaim_runner
 from nodeagent.config import load
-from nodeagent.config.schema import Mode
+from nodeagent.config.schema import Mode, SamplingConfig
 from nodeagent.sampling.node import kernel_log
 from tests.support.paths import REPOSITORY
 
@@ -83,6 +84,13 @@ def test_every_capability_is_used_by_the_code_that_is_named_for_it() -> None:
         path = REPOSITORY / place
         modules = [path] if path.is_file() else sorted(path.rglob("*.py"))
         assert any(re.search(fragment, module.read_text(encoding="utf-8")) for module in modules), place
+
+
+def test_logs_can_be_removed_where_the_drop_in_allows_it() -> None:
+    (paths,) = settings(UNIT.parent / "drop-ins" / "reclaim.conf")["ReadWritePaths"]
+    allowed = {path.removeprefix("-") for path in paths.split()}
+    assert allowed == {SamplingConfig().pod_logs_dir, *reclaim_runner.JOURNAL_DIRECTORIES}
+    assert "drop-ins/reclaim.conf" in reclaim_runner.WRITABLE
 
 
 def test_fork_rates_have_the_right_that_older_kernels_ask_for() -> None:

@@ -7,11 +7,19 @@ from pathlib import Path
 import pytest
 
 from nodeagent.actuators.pod_logs import RemovedLogs, remove_old_logs
+from nodeagent.actuators.reclaim_runner import build_job, read_only_directories
+from nodeagent.config.schema import ReclaimAction, ReclaimKind
+from nodeagent.model import ReclaimOrder, ReclaimResult, Signal, Tier
+from tests.support import mounts
+
+ORDER = ReclaimOrder("old-logs", Signal.NODEFS, Tier.SOFT, 1234, 99, 0.0)
 
 
-def remove(top: Path, *ended: str, until: float | None = None) -> RemovedLogs:
+def remove(top: Path, *ended: str, until: float | None = None) -> tuple[int, int, bool]:
     deadline = time.monotonic() + 60 if until is None else until
-    return remove_old_logs(str(top), ended=lambda pod: pod in ended, until=deadline)
+    removed = remove_old_logs(str(top), ended=lambda pod: pod in ended, until=deadline)
+    assert removed == RemovedLogs(*removed[:3]), "nothing was refused"
+    return removed[:3]
 
 
 def container(top: Path, pod: str, name: str, *files: str) -> Path:
@@ -71,3 +79,22 @@ def test_the_deadline_is_kept_and_reported(tmp_path: Path) -> None:
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         remove(tmp_path / "none")
+
+
+@mounts.root_only
+def test_a_read_only_directory_is_a_failure_that_names_the_file(tmp_path: Path) -> None:
+    container(tmp_path, "shop_web_u1", "web", "0.log", "1.log", "2.log")
+    action = ReclaimAction("old-logs", kind=ReclaimKind.CONTAINER_LOGS)
+    assert read_only_directories([action], pod_logs_dir=str(tmp_path)) == ()
+    with mounts.mounted(tmp_path, "-o", "bind,ro", tmp_path):
+        ended = build_job(
+            action, ORDER, pod_logs_dir=lambda: str(tmp_path), cri_socket=lambda: "", ended=lambda _: False
+        )(time.monotonic() + 60)
+        (note,) = read_only_directories([action], pod_logs_dir=str(tmp_path))
+    assert ended.result is ReclaimResult.FAILED
+    first = f"{tmp_path}/shop_web_u1/web/0.log: Read-only file system"
+    assert ended.message in [
+        f"removed 0 files, 0 bytes; 2 could not be removed, first {first.replace('0.log', name)}"
+        for name in ("0.log", "1.log")
+    ]
+    assert note.message.startswith(f"old-logs will fail: {tmp_path} is read-only where the agent runs (")

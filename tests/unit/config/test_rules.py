@@ -41,3 +41,20 @@ def problems(tmp_path: Path, text: str) -> list[str]:
 def test_a_hook_is_a_command_or_an_address_that_may_be_called(tmp_path: Path, keys: str, found: list[str]) -> None:
     messages = problems(tmp_path, f"hooks: {{beforeEviction: {{{keys}}}}}")
     assert [message.partition(": ")[2] for message in messages] == found
+
+
+@pytest.mark.parametrize(
+    ("address", "valid"),
+    [
+        (":0", True),
+        ("127.0.0.1:65535", True),
+        ("[::1]:9655", True),
+        (":65536", False),
+        (":99999", False),
+        ("host", False),
+    ],
+)
+def test_an_address_has_a_port_that_exists(tmp_path: Path, address: str, valid: bool) -> None:
+    messages = problems(tmp_path, f"metrics: {{address: '{address}'}}")
+    assert len(messages) == (0 if valid else 1)
+    assert all("a port is at most 65535" in message for message in messages)
