@@ -120,7 +120,7 @@ _STATE_MACHINES: Final = f"""# State machines
 
 {_GENERATED.format(page="state-machines", source="the TRANSITIONS table in the module named below each heading")}
 Each machine is one table in the code: a row is a state, a column is an event, a cell is the next state. `=` means that
-the state stays. Guards in the same module turn a sample or a result into an event, and no other code assigns a state.
+the state stays. Guards turn a sample or a result into an event, and no other code assigns a state.
 """
 
 

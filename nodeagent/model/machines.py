@@ -36,6 +36,13 @@ class Machine(NamedTuple, Generic[State, Event]):
         ]
 
 
+def row(
+    state: State, events: type[Event], changes: Mapping[str, State | None]
+) -> dict[tuple[State, Event], State | None]:
+    """The pairs of one state: an event that `changes` does not name keeps it."""
+    return {(state, event): changes.get(event.name, state) for event in events}
+
+
 def to_markdown(machine: Machine[State, Event]) -> str:
     """The machine as a Markdown table, one row for each state and one column for each event, with footnotes and the
     meaning of each event below. `=`: the state stays."""

@@ -36,6 +36,7 @@ from nodeagent.model import (
     ReliefReport,
     Signal,
     Tier,
+    machines,
     units,
 )
 from nodeagent.model.machines import Machine
@@ -101,8 +102,7 @@ _S, _E = EvictionStage, EvictionEvent
 def _row(
     stage: EvictionStage, **changes: EvictionStage | None
 ) -> dict[tuple[EvictionStage, EvictionEvent], EvictionStage | None]:
-    """All events of one stage; those that are not in `changes` keep it."""
-    return {(stage, event): changes.get(event.name, stage) for event in EvictionEvent}
+    return machines.row(stage, EvictionEvent, changes)
 
 
 _ANSWERED: Final = {

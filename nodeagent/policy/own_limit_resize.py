@@ -38,7 +38,8 @@ from nodeagent.model import (
 from nodeagent.policy import own_limits, preconditions, rate_limits, requests, resizes, streams
 from nodeagent.policy.own_limits import NearLimit
 from nodeagent.policy.rate_limits import RateLimitState
-from nodeagent.policy.resizes import PodResize, ResizeStage, ResizeState
+from nodeagent.policy.resize_stages import ResizeStage
+from nodeagent.policy.resizes import PodResize, ResizeState
 
 MIB: Final = 1 << 20
 KUBE_SYSTEM: Final = "kube-system"
@@ -166,7 +167,7 @@ def _lower(
             continue
         if container.memory_restarts:  # its resizePolicy was changed after the raise
             why = f"the resizePolicy of container {container.name} would restart it"
-            entries[key] = entry._replace(stage=ResizeStage.KEPT, since=now, until=now, why=why)
+            entries[key] = resizes.kept(entry, why, now=now)
             continue
         after = resizes.lowered(entry, plan_id=plan_id, now=now, timeout_s=config.cluster.request_timeout_s)
         to = units.format_spec_quantity(after.requested.limit)

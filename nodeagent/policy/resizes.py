@@ -17,7 +17,6 @@ out (`carried`), and those of the spec before and after the last request (`previ
 them with a snapshot, `apply_outcome` with an answer; `own_limit_resize` orders the requests.
 """
 
-import enum
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -34,6 +33,7 @@ from nodeagent.model import (
 )
 from nodeagent.policy import own_limits, rate_limits
 from nodeagent.policy.rate_limits import RateLimitState
+from nodeagent.policy.resize_stages import OPEN, TRANSITIONS, ResizeEvent, ResizeStage
 
 ACTUATE_S: Final = 15.0
 """How long the kubelet may take. It acts on the change of the spec at once and reports the new limit with its next look
@@ -50,39 +50,6 @@ CONFLICT_S: Final = 1.0
 DRY_RUN_S: Final = 60.0
 """How long a dry run counts a container as raised."""
 MAX_ENTRIES: Final = 256
-
-
-class ResizeStage(enum.StrEnum):
-    """Where the resize of a container stands."""
-
-    PLANNED = "planned"
-    """The raise is being requested."""
-    REQUESTED = "requested"
-    """The spec has the raised limit; the kubelet decides."""
-    RAISED = "raised"
-    """The kubelet has carried it out."""
-    TO_WITHDRAW = "to-withdraw"
-    """The kubelet has not carried it out: the spec must get the carried-out limit again."""
-    WITHDRAWING = "withdrawing"
-    RESTORING = "restoring"
-    """The first limit is being requested again."""
-    BACKED_OFF = "backed-off"
-    """The last raise failed."""
-    KEPT = "kept"
-    """It cannot be lowered: the API server refuses that (before Kubernetes 1.34), or it would restart the container."""
-    DRY_RUN = "dry-run"
-
-
-OPEN: Final = frozenset(
-    {
-        ResizeStage.PLANNED,
-        ResizeStage.REQUESTED,
-        ResizeStage.TO_WITHDRAW,
-        ResizeStage.WITHDRAWING,
-        ResizeStage.RESTORING,
-    }
-)
-"""Something is awaited or due now."""
 
 
 class PodResize(NamedTuple):
@@ -123,6 +90,19 @@ class PodResize(NamedTuple):
     @property
     def key(self) -> str:
         return key_of(self.pod_uid, self.container)
+
+
+def _step(entry: PodResize, event: ResizeEvent) -> PodResize | None:
+    """The entry after an event; None if it has ended."""
+    stage = TRANSITIONS[entry.stage, event]
+    return None if stage is None else entry._replace(stage=stage)
+
+
+def _moved(entry: PodResize, event: ResizeEvent) -> PodResize:
+    """The entry after an event that does not end it."""
+    after = _step(entry, event)
+    assert after is not None, (entry.stage, event)
+    return after
 
 
 class ResizeState(NamedTuple):
@@ -192,15 +172,19 @@ def planned(order: ResizeOrder, before: PodResize | None, *, plan_id: str, now: 
 def lowered(entry: PodResize, *, plan_id: str, now: float, timeout_s: float) -> PodResize:
     """The entry of a withdrawal or a restoration that is ordered now."""
     withdraws = entry.stage is ResizeStage.TO_WITHDRAW
-    return entry._replace(
+    return _moved(entry, ResizeEvent.LOWERING)._replace(
         plan_id=plan_id,
-        stage=ResizeStage.WITHDRAWING if withdraws else ResizeStage.RESTORING,
         previous=entry.requested,
         requested=entry.carried if withdraws else entry.original,
         since=now,
         until=now + timeout_s + ACTUATE_S,
         unsettled=None,
     )
+
+
+def kept(entry: PodResize, why: str, *, now: float) -> PodResize:
+    """The entry of a limit that cannot be lowered."""
+    return _moved(entry, ResizeEvent.CANNOT_LOWER)._replace(since=now, until=now, why=why)
 
 
 # --- what the pods show ----------------------------------------------------------------------------------------------
@@ -243,22 +227,22 @@ def _advanced(
     entry: PodResize, view: PodView, container: Container, *, now: float, config: Config
 ) -> tuple[PodResize | None, ResizeResult | None, str]:
     """The entry, or None if it has ended; what came of the last request, if that is known now; and a text about it."""
-    before = entry
     spec = container.limits.memory
     actual = container.actual_limits.memory if container.actual_limits is not None else None
     if entry.stage is ResizeStage.DRY_RUN:
-        entry = entry._replace(stage=ResizeStage.BACKED_OFF, requested=entry.previous)
         if spec == entry.previous.limit and now < entry.until:
-            return before, None, ""
+            return entry, None, ""
+        entry = _moved(entry, ResizeEvent.TIME_UP)._replace(requested=entry.previous)
     entry = _shown(entry, spec, now)
     stage, requested = entry.stage, entry.requested.limit
     if spec != requested and not (stage in OPEN and spec == entry.previous.limit):
-        return None, ResizeResult.SUPERSEDED, f"its memory limit is {_amount(spec)} now, set by another client"
+        ended = _step(entry, ResizeEvent.SUPERSEDED)
+        return ended, ResizeResult.SUPERSEDED, f"its memory limit is {_amount(spec)} now, set by another client"
     if stage is ResizeStage.BACKED_OFF:
         if now < entry.until:
             return entry, None, ""
-        back = entry._replace(stage=ResizeStage.RAISED, since=now, calm_since=None, why="", unsettled=None)
-        return (back if entry.carried != entry.original else None), None, ""
+        after = _step(entry, ResizeEvent.TIME_UP if entry.carried != entry.original else ResizeEvent.NOTHING_RAISED)
+        return after and after._replace(since=now, calm_since=None, why="", unsettled=None), None, ""
     if stage in (ResizeStage.RAISED, ResizeStage.KEPT):
         carried = entry.requested if actual == requested else entry.carried
         calm_since = (entry.calm_since or now) if _is_calm(entry, view, container, now, config) else None
@@ -268,23 +252,19 @@ def _advanced(
     if spec != requested:
         return (entry, None, "") if now < entry.until else _lost(entry, now)
     if stage is ResizeStage.WITHDRAWING:
-        return entry._replace(stage=ResizeStage.BACKED_OFF, since=now, until=now + RETRY_S), None, ""
+        return _moved(entry, ResizeEvent.WITHDRAWN)._replace(since=now, until=now + RETRY_S), None, ""
     if actual == requested:
-        if stage is ResizeStage.RESTORING:
+        after = _step(entry, ResizeEvent.CARRIED_OUT)
+        if after is None:
             return None, ResizeResult.RESTORED, f"its memory limit is {_amount(requested)} again"
-        raised = entry._replace(stage=ResizeStage.RAISED, carried=entry.requested, since=now, calm_since=None, why="")
-        return (
-            raised,
-            ResizeResult.RESIZED,
-            f"its memory limit is {_amount(requested)}, was {_amount(entry.carried.limit)}",
-        )
+        text = f"its memory limit is {_amount(requested)}, was {_amount(entry.carried.limit)}"
+        raised = after._replace(carried=entry.requested, since=now, calm_since=None, why="")
+        return raised, ResizeResult.RESIZED, text
     result, why = _failure(entry, view, now)
     if result is None:
         return entry, None, ""
-    if stage is ResizeStage.RESTORING:
-        # The spec has the first limit; the kubelet goes on to lower it by itself.
-        return None, result, why
-    return entry._replace(stage=ResizeStage.TO_WITHDRAW, since=now, until=now, why=f"{result}: {why}"), result, why
+    after = _step(entry, ResizeEvent.NOT_CARRIED_OUT)
+    return after and after._replace(since=now, until=now, why=f"{result}: {why}"), result, why
 
 
 def _shown(entry: PodResize, spec: int | None, now: float) -> PodResize:
@@ -292,17 +272,11 @@ def _shown(entry: PodResize, spec: int | None, now: float) -> PodResize:
     late = entry.unsettled
     if late is None or spec != late.limit or spec == entry.requested.limit:
         return entry
-    stage = ResizeStage.RESTORING if late.limit != entry.carried.limit else ResizeStage.WITHDRAWING
+    event = ResizeEvent.LATE_RESTORATION if late.limit != entry.carried.limit else ResizeEvent.LATE_WITHDRAWAL
     if late.limit > entry.requested.limit:
-        stage = ResizeStage.REQUESTED
-    return entry._replace(
-        stage=stage,
-        previous=entry.requested,
-        requested=late,
-        since=now,
-        until=now + ACTUATE_S,
-        unsettled=None,
-        why="",
+        event = ResizeEvent.LATE_RAISE
+    return _moved(entry, event)._replace(
+        previous=entry.requested, requested=late, since=now, until=now + ACTUATE_S, unsettled=None, why=""
     )
 
 
@@ -373,10 +347,9 @@ def apply_outcome(
     if result is ResizeResult.UNCERTAIN:
         return state, limit_state
     if result is ResizeResult.ACCEPTED:
-        stage = ResizeStage.REQUESTED if entry.stage is ResizeStage.PLANNED else entry.stage
-        after = entry._replace(stage=stage, until=now + ACTUATE_S)
+        after = _moved(entry, ResizeEvent.ACCEPTED)._replace(until=now + ACTUATE_S)
     elif result is ResizeResult.DRY_RUN and entry.stage is ResizeStage.PLANNED:
-        after = entry._replace(stage=ResizeStage.DRY_RUN, until=now + DRY_RUN_S)
+        after = _moved(entry, ResizeEvent.NOT_SENT)._replace(until=now + DRY_RUN_S)
     else:
         if entry.stage is ResizeStage.PLANNED:
             taken = (rate_limits.RESIZE,)
@@ -388,14 +361,10 @@ def apply_outcome(
 def _refused(entry: PodResize, why: str, now: float, retry_s: float, *, never: bool = False) -> PodResize:
     """The entry of a request that has changed nothing; what lowers the limit is tried again. `never`: it cannot be
     lowered at all."""
-    stage, calm_since = ResizeStage.BACKED_OFF, None
-    if entry.stage is ResizeStage.RESTORING:
-        stage, calm_since = ResizeStage.KEPT if never else ResizeStage.RAISED, entry.calm_since
-    elif entry.stage is ResizeStage.WITHDRAWING:
-        stage = ResizeStage.KEPT if never else ResizeStage.TO_WITHDRAW
-    return entry._replace(
-        stage=stage, requested=entry.previous, since=now, until=now + retry_s, calm_since=calm_since, why=why
-    )
+    lowers = entry.stage in (ResizeStage.RESTORING, ResizeStage.WITHDRAWING)
+    after = _moved(entry, ResizeEvent.CANNOT_LOWER if never and lowers else ResizeEvent.REFUSED)
+    calm_since = entry.calm_since if entry.stage is ResizeStage.RESTORING else None
+    return after._replace(requested=entry.previous, since=now, until=now + retry_s, calm_since=calm_since, why=why)
 
 
 def _retry_s(outcome: ResizeOutcome) -> float:

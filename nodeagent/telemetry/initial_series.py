@@ -3,7 +3,7 @@
 `increase` in a Prometheus sees the step from 0 to 1, but not the step from no series to 1: without these series the
 first eviction of an agent would be on no dashboard. They are bounded: three for each threshold in force, by the outcome
 of the mode (six for a soft one with EvictionRequests), and the words of fixed lists. The other outcomes would be
-fifteen times as many, so that they begin when they happen.
+many times as many, so that they begin when they happen.
 """
 
 from collections.abc import Iterable, Iterator

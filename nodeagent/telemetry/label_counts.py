@@ -7,8 +7,8 @@ from nodeagent.telemetry import initial_series
 from nodeagent.telemetry.exposition import Series
 
 MAX_METRIC_SERIES: Final = 500
-"""Bound of each counter; further series count as `other`. Evictions have 9 signals x 3 QoS classes x 2 tiers x 15
-outcomes = 810 possible series, of which a node has a handful."""
+"""Bound of each counter; further series count as `other`. Evictions have more than a thousand possible series (signals
+x QoS classes x tiers x outcomes), of which a node has a handful."""
 OTHER: Final = "other"
 
 

@@ -17,7 +17,7 @@ from nodeagent.model import (
     Resources,
 )
 from nodeagent.policy import engine, outcomes, state
-from nodeagent.policy.resizes import ResizeStage
+from nodeagent.policy.resize_stages import ResizeStage
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, PLENTY, config, pod, snapshot, usage
 

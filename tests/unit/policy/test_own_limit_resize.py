@@ -18,7 +18,7 @@ from nodeagent.model import (
     Signal,
 )
 from nodeagent.policy import resizes, state
-from nodeagent.policy.resizes import ResizeStage
+from nodeagent.policy.resize_stages import ResizeStage
 from nodeagent.policy.state import PolicyState
 from nodeagent.records.state_file import StateFile
 from tests.support.nodes import GI, MI, NOW, PLENTY, config, hard

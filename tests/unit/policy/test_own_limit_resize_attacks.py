@@ -5,7 +5,7 @@ from typing import Any
 from nodeagent.config.schema import Mode
 from nodeagent.model import Observation, Owner, OwnLimit, PodView, QOSClass, RefusalCode, ResizeResult, Signal
 from nodeagent.policy import state
-from nodeagent.policy.resizes import ResizeStage
+from nodeagent.policy.resize_stages import ResizeStage
 from tests.support.nodes import GI, MI, NOW, hard
 from tests.support.resizes import (
     BOTH,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import SamplingConfig
-from nodeagent.model import NodeSnapshot, Signal
+from nodeagent.model import NodeSnapshot, Signal, units
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.node import memory
 from nodeagent.sampling.sampler import Sampler
@@ -43,8 +43,21 @@ def test_a_meminfo_without_a_required_field_still_gives_the_signal(tmp_path: Pat
     assert snapshot.observations[Signal.MEMORY].available == 4 * GI
 
 
-@given(st.binary())
-def test_any_bytes_are_parsed_as_meminfo(data: bytes) -> None:
+LINES = st.lists(
+    st.tuples(
+        st.sampled_from(memory.ALL_FIELDS),
+        st.integers(-9, 1 << 70).map(lambda number: b"%d" % number) | st.binary(max_size=24),
+        st.sampled_from([b" kB", b"", b" MB"]),
+    )
+)
+
+
+@given(LINES, st.binary(max_size=40))
+def test_any_bytes_are_parsed_as_meminfo(lines: list[tuple[bytes, bytes, bytes]], rest: bytes) -> None:
+    data = b"".join(b"%s:        %s%s\n" % line for line in lines) + rest
     fields = memory.parse_meminfo(data, memory.ALL_FIELDS)
-    assert all(value >= 0 for value in fields.values())
+    assert all(0 <= value < units.MAX_PLAUSIBLE for value in fields.values())
+    if lines and lines[0][1].isdigit() and lines[0][2] == b" kB":
+        kib = int(lines[0][1])
+        assert fields.get(lines[0][0]) == (kib * 1024 if kib * 1024 < units.MAX_PLAUSIBLE else None)
     memory.node_memory(fields)
