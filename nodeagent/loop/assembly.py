@@ -37,7 +37,7 @@ from nodeagent.policy import stall
 from nodeagent.policy import state as policy_state
 from nodeagent.records.flight_recorder import FlightRecorder
 from nodeagent.records.state_file import StateFile
-from nodeagent.runtime import clock, own_cost, sd_notify, self_protection, workers
+from nodeagent.runtime import clock, own_cost, sd_notify, self_protection, selinux, workers
 from nodeagent.runtime.agent_lock import AgentLock
 from nodeagent.runtime.wakeups import Wakeups
 from nodeagent.sampling.disk.monitor import DiskMonitor
@@ -127,7 +127,8 @@ def build_agent(
     stack.callback(forks.close)
     sources = oom_sources.open_sources(host, saved.oom.totals if saved.oom is not None else None)
     stack.callback(sources.close)
-    notes = (*self_protection.protect_process(), *bounds, *no_forks)
+    confined = selinux.confinement(map(host.real, (config.sampling.kubelet_dir, config.sampling.pod_logs_dir)))
+    notes = (*self_protection.protect_process(), *bounds, *no_forks, *confined)
     if other:
         notes += (Note(NoteKind.AGENT, f"another agent acts on this node ({other}): dry run until it ends"),)
     with lock.writing() as alone:  # the brakes in the state belong to another agent that acts

@@ -51,7 +51,10 @@ class NoteKind(enum.StrEnum):
     RECORDER = "recorder", "Samples are not stored on disk."
     RELIEF = "relief", "Predicted and measured relief of a plan."
     REPORTING = "reporting", "A part of the agent that only reports has a defect."
-    SELF_PROTECTION = "self-protection", "The process cannot protect itself, or uses its spare descriptors."
+    SELF_PROTECTION = (
+        "self-protection",
+        "The process cannot protect itself, uses its spare descriptors, or is confined by SELinux.",
+    )
     SNAPSHOTS = "snapshots", "The newest snapshot file that the agent wrote by itself, or why there is none."
     TAINTS = "taints", "Taints cannot be written."
     VOLUMES = "volumes", "Claims or volumes cannot be looked up."

@@ -25,9 +25,11 @@ from tests.support.manifests import (
     as_non_root,
     by_name,
     config_of,
+    container,
     manifest,
     with_brake,
     with_oom_scores,
+    with_selinux,
 )
 from tests.support.paths import REPOSITORY
 
@@ -179,6 +181,32 @@ def test_a_brake_renders_the_patch_of_the_examples(render: Render) -> None:
 def test_the_right_for_oom_scores_renders_the_patch_of_the_examples(render: Render) -> None:
     rendered = bare(render(oomScoreAdj=True))["DaemonSet", "nodeagent"]
     wanted = with_oom_scores()
+    wanted["metadata"].pop("labels")
+    assert rendered == wanted
+
+
+@needs_go
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({}, None),
+        ({"seLinuxType": "spc_t"}, "spc_t"),
+        ({"distribution": "openshift"}, "spc_t"),
+        ({"distribution": "openshift", "seLinuxType": ""}, None),
+        ({"distribution": "openshift", "seLinuxType": "own_t"}, "own_t"),
+    ],
+)
+def test_the_selinux_type_is_that_of_the_values_or_of_openshift(
+    render: Render, values: dict[str, str], wanted: str | None
+) -> None:
+    context = container(render(**values)["DaemonSet", "nodeagent"])["securityContext"]
+    assert context.get("seLinuxOptions") == ({"type": wanted} if wanted else None)
+
+
+@needs_go
+def test_the_selinux_type_renders_the_patch_of_the_examples(render: Render) -> None:
+    rendered = bare(render(seLinuxType="spc_t"))["DaemonSet", "nodeagent"]
+    wanted = with_selinux()
     wanted["metadata"].pop("labels")
     assert rendered == wanted
 

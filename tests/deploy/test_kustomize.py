@@ -115,7 +115,9 @@ def test_all_components_go_together(kustomize: Kustomize, tmp_path: Path) -> Non
         "resize",
         "kubernetes-1.35",
         "monitoring",
+        "selinux",
     )
+    assert agent_pod(objects)["containers"][0]["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
     assert {("Role", "nodeagent-leases"), ("ClusterRole", "nodeagent-direct"), ("PodMonitor", "nodeagent")} <= set(
         objects
     )

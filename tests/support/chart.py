@@ -27,6 +27,7 @@ COPIES: Final = {
     "kustomize/base/daemonset.yaml": "daemonset.yaml",
     "kustomize/components/brake/patch.yaml": "examples/daemonset-brake.yaml",
     "kustomize/components/non-root/patch.yaml": "examples/daemonset-non-root.yaml",
+    "kustomize/components/selinux/patch.yaml": "examples/daemonset-selinux.yaml",
     "kustomize/components/leases/leases.yaml": "examples/fleet-leases.yaml",
     "kustomize/components/replacements/replacements.yaml": "examples/replacements.yaml",
     "kustomize/components/node-fit/node-fit.yaml": "examples/node-fit.yaml",
@@ -251,7 +252,7 @@ With its defaults the chart renders the objects of [daemonset.yaml](../../daemon
 dry-run decides and logs, and changes nothing; `--set mode=enforce` later. An error in `config` fails `helm install`.
 
 With `distribution=openshift` a RoleBinding lets the agent's pods use the SecurityContextConstraints `privileged`:
-`restricted-v2` allows no host path. The chart was not tried on OpenShift.
+`restricted-v2` allows no host path; and SELinux runs them as `spc_t`. The chart was not tried on OpenShift.
 
 | value | default | meaning |
 | --- | --- | --- |

@@ -15,6 +15,7 @@ DIRECT: Final = REPOSITORY / "examples" / "kubernetes-1.35.yaml"
 """The rights for API servers without constrained impersonation."""
 OOM_SCORES: Final = REPOSITORY / "examples" / "daemonset-oom-scores.yaml"
 BRAKE: Final = REPOSITORY / "examples" / "daemonset-brake.yaml"
+SELINUX: Final = REPOSITORY / "examples" / "daemonset-selinux.yaml"
 NON_ROOT: Final = REPOSITORY / "examples" / "daemonset-non-root.yaml"
 
 Document = dict[str, Any]
@@ -59,6 +60,11 @@ def with_brake() -> Document:
 def with_oom_scores() -> Document:
     """The DaemonSet as `kubectl patch` leaves it with the patch for escalation.oomScoreAdj."""
     return _patched(OOM_SCORES)
+
+
+def with_selinux() -> Document:
+    """The DaemonSet with the patch for nodes on which SELinux enforces."""
+    return _patched(SELINUX)
 
 
 def as_non_root() -> Document:

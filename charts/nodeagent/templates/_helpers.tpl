@@ -85,3 +85,8 @@ release's namespace where it is not the built-in one. */}}
 {{- if semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version -}}true{{- end -}}
 {{- else if eq (toString .Values.directRights) "true" -}}true{{- end -}}
 {{- end }}
+
+{{- define "nodeagent.seLinuxType" -}}
+{{- if ne .Values.seLinuxType "auto" -}}{{ .Values.seLinuxType }}
+{{- else if eq .Values.distribution "openshift" -}}spc_t{{- end -}}
+{{- end }}
