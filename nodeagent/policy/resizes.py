@@ -31,9 +31,9 @@ from nodeagent.model import (
     ResizeResult,
     units,
 )
-from nodeagent.policy import own_limits, rate_limits
+from nodeagent.policy import own_limits, rate_limits, resize_stages
 from nodeagent.policy.rate_limits import RateLimitState
-from nodeagent.policy.resize_stages import OPEN, TRANSITIONS, ResizeEvent, ResizeStage
+from nodeagent.policy.resize_stages import ResizeEvent, ResizeStage
 
 ACTUATE_S: Final = 15.0
 """How long the kubelet may take. It acts on the change of the spec at once and reports the new limit with its next look
@@ -81,7 +81,7 @@ class PodResize(NamedTuple):
     def highest_limit(self) -> int:
         """The highest limit that the kubelet may set by what was requested."""
         amounts = [self.carried, self.requested]
-        if self.stage in OPEN:
+        if self.stage in resize_stages.OPEN:
             amounts.append(self.previous)
         if self.unsettled is not None:
             amounts.append(self.unsettled)
@@ -94,7 +94,7 @@ class PodResize(NamedTuple):
 
 def _step(entry: PodResize, event: ResizeEvent) -> PodResize | None:
     """The entry after an event; None if it has ended."""
-    stage = TRANSITIONS[entry.stage, event]
+    stage = resize_stages.TRANSITIONS[entry.stage, event]
     return None if stage is None else entry._replace(stage=stage)
 
 
@@ -123,7 +123,7 @@ def key_of(pod_uid: str, container: str) -> str:
 
 def is_open(state: ResizeState) -> bool:
     """True if decisions follow what the kubelet reports."""
-    return any(entry.stage in OPEN for entry in state.entries.values())
+    return any(entry.stage in resize_stages.OPEN for entry in state.entries.values())
 
 
 def restored(state: ResizeState, *, watched: bool) -> ResizeState:
@@ -145,7 +145,9 @@ def _not_calm(entries: Mapping[str, PodResize]) -> dict[str, PodResize]:
 def after_suspend(state: ResizeState, slept_s: float) -> ResizeState:
     """The state after a suspend of the machine: the kubelet's time stood still."""
     entries = {
-        key: entry._replace(since=entry.since + slept_s, until=entry.until + slept_s) if entry.stage in OPEN else entry
+        key: entry._replace(since=entry.since + slept_s, until=entry.until + slept_s)
+        if entry.stage in resize_stages.OPEN
+        else entry
         for key, entry in state.entries.items()
     }
     return state._replace(entries=_not_calm(entries))
@@ -235,7 +237,7 @@ def _advanced(
         entry = _moved(entry, ResizeEvent.TIME_UP)._replace(requested=entry.previous)
     entry = _shown(entry, spec, now)
     stage, requested = entry.stage, entry.requested.limit
-    if spec != requested and not (stage in OPEN and spec == entry.previous.limit):
+    if spec != requested and not (stage in resize_stages.OPEN and spec == entry.previous.limit):
         ended = _step(entry, ResizeEvent.SUPERSEDED)
         return ended, ResizeResult.SUPERSEDED, f"its memory limit is {_amount(spec)} now, set by another client"
     if stage is ResizeStage.BACKED_OFF:
@@ -342,7 +344,7 @@ def apply_outcome(
         state = state._replace(not_served=outcome.message)
     elif result is ResizeResult.FORBIDDEN:
         state = state._replace(paused_until=now + RETRY_S, paused_why=outcome.message)
-    if entry is None or entry.plan_id != outcome.plan_id or entry.stage not in OPEN:
+    if entry is None or entry.plan_id != outcome.plan_id or entry.stage not in resize_stages.OPEN:
         return state, limit_state
     if result is ResizeResult.UNCERTAIN:
         return state, limit_state

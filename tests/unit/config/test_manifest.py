@@ -128,6 +128,7 @@ SHIPPED = {
     "examples/daemonset-brake.yaml": "a DaemonSet, without a configuration of nodeagent",
     "examples/daemonset-non-root.yaml": "a DaemonSet, without a configuration of nodeagent",
     "examples/daemonset-oom-scores.yaml": "a DaemonSet, without a configuration of nodeagent",
+    "examples/daemonset-selinux.yaml": "a DaemonSet, without a configuration of nodeagent",
     "examples/eviction-request.yaml": "4 Kubernetes objects (ClusterRole, ClusterRoleBinding, "
     "ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding), without a configuration of nodeagent",
     "examples/fleet-leases.yaml": "4 Kubernetes objects (Role, RoleBinding, ValidatingAdmissionPolicy, "
