@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FIRST_MINOR: Final = 33
 LOWERS_SINCE: Final = 34
 REFUSES_MORE_THAN_ALLOCATABLE_SINCE: Final = 36
+REPORTS_ALLOCATED_SINCE: Final = 35
+"""Before, InPlacePodVerticalScalingAllocatedStatus is off by default (pkg/features/kube_features.go)."""
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 LISTS: Final = ("containers", "initContainers")
 
@@ -145,12 +147,13 @@ def _class(pod: Json) -> str:
 # --- the kubelet -----------------------------------------------------------------------------------------------------
 
 
-def carry_out(pod: Json) -> None:
-    """The kubelet has allocated and actuated what the spec asks for."""
+def carry_out(pod: Json, *, minor: int = 36) -> None:
+    """The kubelet of this version has allocated and actuated what the spec asks for."""
     resources = {each["name"]: each["resources"] for each in pod["spec"]["containers"]}
     for status in pod["status"]["containerStatuses"]:
         status["resources"] = messages.copy_of(resources[status["name"]])
-        status["allocatedResources"] = messages.copy_of(resources[status["name"]].get("requests", {}))
+        if minor >= REPORTS_ALLOCATED_SINCE:
+            status["allocatedResources"] = messages.copy_of(resources[status["name"]].get("requests", {}))
     _set_condition(pod, "PodResizePending", None)
     _set_condition(pod, "PodResizeInProgress", None)
 

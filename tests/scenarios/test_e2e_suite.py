@@ -1,6 +1,7 @@
 """The end-to-end suite itself works: it passes against the HTTP double with a stand-in for the kubelet."""
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -86,18 +87,19 @@ def test_the_suite_of_resizes_passes(tmp_path: Path, server: int, kubelet_versio
     image = "registry.k8s.io/pause:3.10"
     node = ready_node(image)
     node["status"] |= {"allocatable": {"memory": "3060000Ki"}, "nodeInfo": {"kubeletVersion": kubelet_version}}
+    carry_out = functools.partial(resize.carry_out, minor=int(kubelet_version.split(".")[1]))
 
     def start_limited(pod: Json) -> None:
         start(pod)
         pod["status"]["containerStatuses"] = [{"name": "c", "restartCount": 0, "state": {"running": {}}}]
-        resize.carry_out(pod)
+        carry_out(pod)
 
     with ApiServer(node=node, minor=server) as api:
 
         def act(entry: Json) -> None:
             wanted = entry["spec"]["containers"][0]["resources"]["requests"]["memory"]
             beyond = quantity.parse_quantity(wanted) > 1 << 40
-            change = resize.call_infeasible if beyond else resize.carry_out
+            change = resize.call_infeasible if beyond else carry_out
             api.modify_pod(entry["metadata"]["namespace"], entry["metadata"]["name"], change)
 
         api.on_resize = lambda entry: threading.Thread(target=act, args=(entry,), daemon=True).start()
