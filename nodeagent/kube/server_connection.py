@@ -132,20 +132,31 @@ class ServerConnection:
     def _read_again(self, *, refused: bool = False) -> bool:
         """Read the credentials again. False if that fails: those in use stay, and `trouble` has the reason. `refused`:
         the server refused the plugin's credential or the client certificate."""
+        failure = self._try(lambda: self._load_changed(refused=refused))
+        if self._runs_plugin and not refused:
+            # The package runs the plugin again only when its credential has expired. It has to, whatever the file is.
+            failure = self._try(self._ask_plugin) or failure
+        self.trouble = (
+            failure and f"{failure}; the credentials read before stay in use, and are read again every minute"
+        )
+        return not failure
+
+    def _try(self, read: Callable[[], None]) -> str:
+        """Why that fails; empty if it does not."""
         try:
-            if self._runs_plugin and not refused and not self._kubeconfig_changed():
-                # The package runs the plugin again only when its credential has expired.
-                self._authorization = _run_within(EXEC_PLUGIN_TIMEOUT_S, self._plugin_authorization)
-                self._loaded_at = self._clock()
-            else:
-                self._load(new_pool=refused)
+            read()
         except Exception as error:
             # The plugin's library raises anything, and no such error may end the thread of a request.
-            text = str(error) if isinstance(error, CredentialsError) else api_errors.explain(error)
-            self.trouble = f"{text}; the credentials read before stay in use, and are read again every minute"
-            return False
-        self.trouble = ""
-        return True
+            return str(error) if isinstance(error, CredentialsError) else api_errors.explain(error)
+        return ""
+
+    def _load_changed(self, *, refused: bool) -> None:
+        if refused or not self._runs_plugin or self._kubeconfig_changed():
+            self._load(new_pool=refused)
+
+    def _ask_plugin(self) -> None:
+        self._authorization = _run_within(EXEC_PLUGIN_TIMEOUT_S, self._plugin_authorization)
+        self._loaded_at = self._clock()
 
     def _kubeconfig_changed(self) -> bool:
         """True if the files are not as they were when they were loaded. Raises CredentialsError."""

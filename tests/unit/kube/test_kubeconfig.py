@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.kube.credentials import Credentials, CredentialsError, find_credentials
 from nodeagent.kube.transport import Transport, connect
-from tests.fake_kube import ApiServer
+from tests.fake_kube import AGENT, ApiServer
 from tests.support.certificates import make, server_context
 
 GOOD = """apiVersion: v1
@@ -135,6 +135,30 @@ def test_a_kubeconfig_that_is_being_written_leaves_the_old_one_in_use(tmp_path: 
         transport = Transport(write(api, path, lambda entry: None), request_timeout_s=5, clock=lambda: now[0])
         good = path.read_text()
         path.write_text(good[: len(good) // 2])
+        now[0] = 61.0
+        assert transport.request("GET", "/version").status == 200
+        assert str(path) in transport.trouble
+        path.write_text(good)
+        now[0] = 122.0
+        assert transport.request("GET", "/version").status == 200
+        assert transport.trouble == ""
+
+
+def test_a_plugin_is_asked_again_also_while_the_file_cannot_be_read(tmp_path: Path) -> None:
+    now = [0.0]
+
+    def change(entry: dict[str, dict[str, object]]) -> None:
+        answer = ANSWER % ("'$(cat " + str(tmp_path / "token") + ")'", EXPIRED)
+        entry["user"] = plugin(tmp_path, command=f"printf '{answer}'")
+
+    (tmp_path / "token").write_text("agent-token")
+    path = tmp_path / "kubeconfig"
+    with ApiServer() as api:
+        transport = Transport(write(api, path, change), request_timeout_s=5, clock=lambda: now[0])
+        good = path.read_text()
+        path.unlink()
+        (tmp_path / "token").write_text("second")
+        api.tokens = {"second": AGENT}
         now[0] = 61.0
         assert transport.request("GET", "/version").status == 200
         assert str(path) in transport.trouble
