@@ -24,6 +24,7 @@ from nodeagent.sampling.disk.walk_cache import SETTLED_S
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.hostfs.mounts import parse_mounts
 from tests.support.disk_trees import EMPTY_DIR, ID, live_meter, measure, meter, node, pod, scan_deleted
+from tests.support.livenode import until
 from tests.support.mounts import mounted, root_only
 from tests.support.paths import DATA
 
@@ -379,6 +380,11 @@ def test_a_deleted_open_file_is_found(tmp_path: Path) -> None:
         ["cat"], stdin=subprocess.PIPE, stdout=out, stderr=err
     ) as holder:  # fmt: skip
         gone.unlink()
+        assert holder.stdin is not None
+        holder.stdin.write(b"y")
+        holder.stdin.flush()
+        # While a program is being loaded, what it has open changes under the scan.
+        until(lambda: os.fstat(out.fileno()).st_size == 100_001, "what cat has read")
         found = scan_deleted([holder.pid, holder.pid], frozenset({device}))
         elsewhere = scan_deleted([holder.pid], frozenset({device + 1}))
         holder.communicate(b"")
