@@ -11,6 +11,7 @@ Promises:
    killer may kill it like any process.
 """
 
+import contextlib
 import os
 import selectors
 import signal
@@ -218,24 +219,28 @@ def missing_programs(actions: Iterable[ReclaimAction], *, cri_socket: str) -> tu
     return tuple([note for note in notes if note is not None])
 
 
-def read_only_directories(actions: Iterable[ReclaimAction], *, pod_logs_dir: str) -> tuple[Note, ...]:
-    """Notes about actions that would remove files from a file system that is mounted read-only where the agent runs.
-    `pod_logs_dir` is the directory on this machine. Reads the file system."""
-    directories = {ReclaimKind.CONTAINER_LOGS: (pod_logs_dir,), ReclaimKind.JOURNAL: JOURNAL_DIRECTORIES}
+def read_only_directories(
+    actions: Iterable[ReclaimAction], directories: Mapping[ReclaimKind, Iterable[str]]
+) -> tuple[Note, ...]:
+    """Notes about actions that remove files from `directories`, paths on this machine, if all of those that exist are
+    read-only where the agent runs. Reads the file system."""
+    found = ((action, _read_only(directories.get(action.kind, ()))) for action in actions if not action.command)
     return tuple(
         Note(NoteKind.RECLAIM, f"{action.name} will fail: {directory} is read-only where the agent runs ({WRITABLE})")
-        for action in actions
-        if not action.command
-        for directory in directories.get(action.kind, ())
-        if _is_read_only(directory)
+        for action, directory in found
+        if directory
     )
 
 
-def _is_read_only(directory: str) -> bool:
-    try:
-        return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
-    except OSError:
-        return False
+def _read_only(directories: Iterable[str]) -> str:
+    """The first of these directories; empty if one of them is writable or none exists."""
+    read_only = []
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            if not os.statvfs(directory).f_flag & os.ST_RDONLY:
+                return ""
+            read_only.append(directory)
+    return read_only[0] if read_only else ""
 
 
 def program_note(kind: NoteKind, name: str, program: str) -> Note | None:

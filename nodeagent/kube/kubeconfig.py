@@ -34,6 +34,7 @@ def read_text(paths: str) -> str:
 
 
 def runs_plugin(text: str) -> bool:
+    """Whether a user of this kubeconfig may get the credentials from an exec plugin."""
     return "exec:" in text or '"exec"' in text
 
 
@@ -46,7 +47,7 @@ def explain(error: Exception, paths: str) -> str:
     for said in ("Invalid kube-config file. ", "Invalid kube-config. "):
         text = text.removeprefix(said)
     where = "" if any(path in text for path in paths.split(":")) else f"{paths}: "
-    return f"{where}{text}; correct the file, and see it with `kubectl config view`"
+    return f"{where}{text}; correct the file (`kubectl config view` prints it)"
 
 
 def check(configuration: Any, paths: str) -> None:

@@ -22,7 +22,7 @@ from nodeagent.config import above_kubelet, keys, kubelet, load, show
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
-from nodeagent.config.schema import Config, Mode
+from nodeagent.config.schema import Config, Mode, ReclaimKind
 from nodeagent.kube import credentials, node_identity
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.loop import auto_snapshots, sample_recording, state_store
@@ -333,13 +333,14 @@ class ComponentBuilder:
 
     def _reclaim_notes(self, config: Config) -> tuple[Note, ...]:
         """What will fail of the reclaim actions and of the hook."""
-        actions, pod_logs_dir = (
-            config.reclaim.actions,
-            self._host.real(self._host.resolve(config.sampling.pod_logs_dir)),
-        )
+        actions = config.reclaim.actions
+        directories = {
+            ReclaimKind.CONTAINER_LOGS: (self._host.real(self._host.resolve(config.sampling.pod_logs_dir)),),
+            ReclaimKind.JOURNAL: reclaim_runner.JOURNAL_DIRECTORIES,
+        }
         return (
             *reclaim_runner.missing_programs(actions, cri_socket=config.sampling.cri_socket),
-            *reclaim_runner.read_only_directories(actions, pod_logs_dir=pod_logs_dir),
+            *reclaim_runner.read_only_directories(actions, directories),
             *eviction_hook_jobs.notes(config.hooks.before_eviction),
         )
 

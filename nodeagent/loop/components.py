@@ -40,7 +40,7 @@ class Components(NamedTuple):
     session: Session
     disks: DiskMonitor
     missing: tuple[Note, ...] = ()
-    """Programs that the configuration names and this machine does not have."""
+    """Programs and writable directories that the configuration needs and this machine does not have."""
 
     @property
     def config(self) -> Config:

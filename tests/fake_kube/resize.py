@@ -26,7 +26,8 @@ FIRST_MINOR: Final = 33
 LOWERS_SINCE: Final = 34
 REFUSES_MORE_THAN_ALLOCATABLE_SINCE: Final = 36
 REPORTS_ALLOCATED_SINCE: Final = 35
-"""Before, InPlacePodVerticalScalingAllocatedStatus is off by default (pkg/features/kube_features.go)."""
+"""1.36 does (recorded). In 1.33 and 1.34 the gate InPlacePodVerticalScalingAllocatedStatus is off by default
+(pkg/features/kube_features.go); of 1.35 it is assumed."""
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 LISTS: Final = ("containers", "initContainers")
 

@@ -85,12 +85,15 @@ def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
 def test_a_read_only_directory_is_a_failure_that_names_the_file(tmp_path: Path) -> None:
     container(tmp_path, "shop_web_u1", "web", "0.log", "1.log", "2.log")
     action = ReclaimAction("old-logs", kind=ReclaimKind.CONTAINER_LOGS)
-    assert read_only_directories([action], pod_logs_dir=str(tmp_path)) == ()
+    directories = {ReclaimKind.CONTAINER_LOGS: (f"{tmp_path}/none", str(tmp_path))}
+    assert read_only_directories([action], directories) == ()
     with mounts.mounted(tmp_path, "-o", "bind,ro", tmp_path):
         ended = build_job(
             action, ORDER, pod_logs_dir=lambda: str(tmp_path), cri_socket=lambda: "", ended=lambda _: False
         )(time.monotonic() + 60)
-        (note,) = read_only_directories([action], pod_logs_dir=str(tmp_path))
+        (note,) = read_only_directories([action], directories)
+        one_writable = {ReclaimKind.CONTAINER_LOGS: (str(tmp_path), str(tmp_path.parent))}
+        assert read_only_directories([action], one_writable) == ()
     assert ended.result is ReclaimResult.FAILED
     first = f"{tmp_path}/shop_web_u1/web/0.log: Read-only file system"
     assert ended.message in [

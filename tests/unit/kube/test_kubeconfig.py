@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import Credentials, CredentialsError, find_credentials
 from nodeagent.kube.transport import Transport, connect
 from tests.fake_kube import AGENT, ApiServer
@@ -121,7 +122,7 @@ def test_a_rotated_ca_in_the_kubeconfig_is_used_within_a_minute(tmp_path: Path) 
     path = tmp_path / "kubeconfig"
     with ApiServer(tls=server_context(two)) as api:
         transport = Transport(write(api, path, trust(one / "ca.crt")), request_timeout_s=5, clock=lambda: now[0])
-        with pytest.raises(Exception, match="certificate"):
+        with pytest.raises(ApiError, match="certificate"):
             transport.request("GET", "/version")
         write(api, path, trust(two / "ca.crt"))
         now[0] = 61.0
