@@ -45,7 +45,7 @@ evictionSoftGracePeriod: {{}}
 startup: {{freshSamples: 1}}
 sampling: {{interval: {interval}}}
 metrics: {{address: "127.0.0.1:0", perPod: {{top: 10}}}}
-cluster: {{kubeconfig: {kubeconfig}, requestTimeout: {timeout}}}
+cluster: {{kubeconfig: {kubeconfig}, requestTimeout: {timeout}, evictionTimeout: {timeout}}}
 rateLimits:
   node: {{burst: 100000, perHour: 100000}}
   namespace: {{burst: 100000, perHour: 100000}}

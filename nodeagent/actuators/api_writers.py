@@ -113,7 +113,7 @@ def start_writers(
         transport,
         node_name=confirmed.name,
         wake=wake,
-        timeout_s=config.cluster.request_timeout_s,
+        timeout_s=config.cluster.eviction_timeout_s,
         clock=clock,
         outcomes=outcomes,
     )

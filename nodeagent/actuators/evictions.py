@@ -43,6 +43,8 @@ time. The request has the pod's UID, so a second one evicts nothing more."""
 EVICTION_RETRY_S: Final = 0.3
 """Pause before a refused eviction is sent a second time: a pod's status is updated within milliseconds, and a hard
 decision cannot wait for long."""
+STOP_S: Final = 5.0
+"""Longest wait of a stop for requests in flight; a later process finds their evictions in the state file, uncertain."""
 _TEMPORARY: Final = frozenset({400, 404, 409, 422})
 """Answers that may change within a moment (a conflict, an API server that lags)."""
 _MARK_SHARE: Final = 0.4
@@ -159,11 +161,13 @@ class EvictionSender:
             self._prewarming.release()
 
     def stop(self) -> None:
-        """Let requests in flight end; send no others."""
-        for _ in self._threads:
+        """Let requests in flight end, for at most `STOP_S`; send no others."""
+        threads, self._threads = self._threads, []
+        for _ in threads:
             self._requests.put(None)
-        for thread in self._threads:
-            workers.join(thread, self._timeout_s)
+        until = time.monotonic() + min(self._timeout_s, STOP_S)
+        for thread in threads:
+            workers.join(thread, max(0.0, until - time.monotonic()))
 
     # --- the workers ------------------------------------------------------------------------------------------------
 

@@ -462,6 +462,9 @@ class ClusterConfig(NamedTuple):
     ~/.kube/config."""
     request_timeout_s: Annotated[float, Range(0.05, 300)] = 5.0
     """Deadline of one API request."""
+    eviction_timeout_s: Annotated[float, Range(0.05, 300)] = 12.0
+    """Deadline of one eviction. The API server aborts one that is given up while an admission webhook hangs, whatever
+    the webhook's failurePolicy is, so this is longer than the 10 s that a webhook has by default."""
     pods_max_age_s: Annotated[float, bounds.POSITIVE_DURATION] = 120.0
     """No pod is evicted while the API server's list of the pods is older than this."""
     identity: ClusterIdentity = ClusterIdentity.AUTO

@@ -91,7 +91,7 @@ def from_response(status: int, headers: Mapping[str, str], body: bytes) -> ApiEr
 
 def no_answer(error: Exception) -> ApiError:
     """The error of a request that may have been carried out: it got no answer, or no complete one."""
-    if isinstance(error, ReadTimeoutError | TimeoutError) or isinstance(_root_cause(error), TimeoutError):
+    if isinstance(error, ReadTimeoutError | TimeoutError) or isinstance(root_cause(error), TimeoutError):
         return ApiError(OutcomeKind.TIMED_OUT, "no answer within the deadline")
     return ApiError(OutcomeKind.TIMED_OUT, f"the connection broke before the answer was complete: {explain(error)}")
 
@@ -112,7 +112,7 @@ def media_type(headers: Mapping[str, str]) -> str:
 
 def explain(error: BaseException) -> str:
     """The cause of an exception of the socket, TLS and HTTP libraries, for people."""
-    error = _root_cause(error)
+    error = root_cause(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{error.reason}: {error.verify_message}"
     if isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
@@ -183,7 +183,7 @@ def _retry_after_s(text: str | None) -> float | None:
     return float(text) if text and text.isascii() and text.isdigit() and len(text) < 7 else None
 
 
-def _root_cause(error: BaseException) -> BaseException:
+def root_cause(error: BaseException) -> BaseException:
     """The innermost cause; urllib3 stores it as an argument or as `__cause__`."""
     for _ in range(10):
         cause = next((each for each in error.args if isinstance(each, BaseException)), error.__cause__)

@@ -7,9 +7,17 @@ import io
 import socket
 import threading
 from http.client import HTTPResponse
-from typing import Any
+from typing import Any, Final
 
 from nodeagent.runtime import clock
+
+UNACKNOWLEDGED_S: Final = 4.0
+"""A connection is lost when sent bytes are not acknowledged for so long: Linux sends them four times in 3 s (tcp(7),
+TCP_USER_TIMEOUT). A request that the server has received may take longer."""
+SOCKET_OPTIONS: Final = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_S * 1000)),
+)
 
 
 class RequestLimits:

@@ -209,7 +209,9 @@ class ServerConnection:
         try:
             if self._uses_kubeconfig:
                 kubeconfig.check(configuration, self.credentials.kubeconfig)
-            return client.rest_client(configuration).pool_manager
+            pool = client.rest_client(configuration).pool_manager
+            pool.connection_pool_kw["socket_options"] = deadline_http.SOCKET_OPTIONS
+            return pool
         except CredentialsError as error:
             raise CredentialsError(f"{source}: {error}") from error
         except Exception as error:

@@ -6,7 +6,7 @@ Promises:
    half-open connection or a slow server cannot hold a worker. A suspend counts. (A DNS look-up has no limit; an open
    connection needs none.) Nothing is sent after the deadline, however long connecting has taken.
 2. Every body and every line of a stream has a size limit. A request is repeated only once, at once, and only if the
-   server had closed a kept-alive connection or the credentials have been renewed.
+   connection was closed or lost before an answer or the credentials have been renewed.
 3. Every failure is an `ApiError` whose kind states what it means for a request that changes something. "Nothing was
    sent" is claimed only if the socket was given no byte; all else is uncertain.
 4. No redirect is followed.
@@ -46,7 +46,7 @@ from nodeagent.runtime import clock, workers
 
 with kubernetes_client.without_unused_modules():
     import urllib3
-    from urllib3.exceptions import HTTPError, ProtocolError
+    from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
 JSON: Final = "application/json"
 STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"
@@ -61,6 +61,8 @@ brackets are 200 MiB of lists."""
 STUCK_AFTER_S: Final = server_connection.EXEC_PLUGIN_TIMEOUT_S + 10.0
 """A thread that exceeds its request's deadline by this much is stuck where no deadline applies: a DNS look-up, a file
 with credentials on a dead mount. An exec plugin may take its own time first."""
+_MIN_LEFT_S: Final = 0.2
+"""Less is too short for a second connection."""
 _HEADERS: Final = {"Accept": JSON, "User-Agent": f"nodeagent/{__version__}"}
 
 
@@ -267,10 +269,11 @@ class Transport:
                     decode_content=False,
                 )
             except (HTTPError, OSError) as error:
-                # A kept-alive connection that the server closed while idle fails before any answer. The agent's
-                # requests carry a UID or replace what they write, so a repetition is safe. But the second answer is not
-                # the whole truth: the server may have carried out the first request.
-                if may_reconnect and isinstance(error, ProtocolError) and _closed_by_peer(error):
+                # A kept-alive connection that the server closed while idle fails before any answer, and so does one
+                # whose other end has vanished. The agent's requests carry a UID or replace what they write, so that a
+                # repetition is safe. But the second answer is not the whole truth: the server may have carried out the
+                # first request.
+                if may_reconnect and (_closed_by_peer(error) or _is_lost(error, limits)):
                     may_reconnect = False
                     limits.uncertain = limits.uncertain or limits.handed_over
                     continue
@@ -310,9 +313,19 @@ def connect(
     return Transport(credentials, request_timeout_s=request_timeout_s, light=light, connection=connection)
 
 
-def _closed_by_peer(error: ProtocolError) -> bool:
-    inner = error.args[1] if len(error.args) > 1 else None
+def _closed_by_peer(error: Exception) -> bool:
+    inner = error.args[1] if isinstance(error, ProtocolError) and len(error.args) > 1 else None
     return isinstance(inner, ConnectionError)
+
+
+def _is_lost(error: Exception, limits: RequestLimits) -> bool:
+    """True if the kernel gave up a connection (`deadline_http.UNACKNOWLEDGED_S`), and not the request's own deadline:
+    no other wait for an answer ends before that."""
+    return (
+        isinstance(error, ReadTimeoutError | ProtocolError)
+        and isinstance(api_errors.root_cause(error), TimeoutError)
+        and limits.deadline - clock.boottime() > _MIN_LEFT_S
+    )
 
 
 def _as_step(method: str, path: str, *, limit_s: float) -> contextlib.AbstractContextManager[None]:

@@ -147,7 +147,7 @@ def planned_eviction(
         available=observation.available or 0,
         predicted=chosen.predicted_relief or 0,
         grace_s=expected_s,
-        until=now + config.cluster.request_timeout_s + expected_s + in_flight.SLACK_S,
+        until=now + config.cluster.eviction_timeout_s + expected_s + in_flight.SLACK_S,
         buckets=buckets,
         limit=chosen.limit,
         request_s=config.eviction_request.deadline_s if chosen.method is Method.REQUEST else 0.0,

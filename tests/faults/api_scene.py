@@ -51,7 +51,7 @@ _CONFIG: Final = (
         "evictionSoftGracePeriod: {}", "evictionSoftGracePeriod: {memory.available: 3s}"
     )
     + f"""\
-cluster: {{requestTimeout: {REQUEST_TIMEOUT_S:g}s}}
+cluster: {{requestTimeout: {REQUEST_TIMEOUT_S:g}s, evictionTimeout: {REQUEST_TIMEOUT_S:g}s}}
 protection: {{replacementWait: 10m, nodeFit: true}}
 fleet: {{maxConcurrentEvictions: 1}}
 """

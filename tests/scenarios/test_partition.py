@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_a_slow_api_server_slows_nothing_down_but_its_own_answers(
     kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
-    agent = run(**HARD, cluster={"requestTimeout": "10s"})
+    agent = run(**HARD, cluster={"evictionTimeout": "10s"})
     api.delay_s = 30.0
     kubepods.eat(HOG, 400)
     ate_at = time.time()
@@ -96,6 +97,26 @@ def test_a_slow_api_server_slows_nothing_down_but_its_own_answers(
     assert not [line for line in agent.events() if line["event"].startswith("eviction ")]
     until(lambda: agent.logged("eviction timed-out"), "the end of its deadline")
     api.delay_s = 0.0
+    assert agent.stop() == 0
+
+
+def test_an_eviction_waits_for_a_webhook_that_hangs(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
+    """With failurePolicy Ignore, the API server evicts when the webhook's time is up, if the client is still there."""
+    kubepods.start(HOG, qos="burstable")
+    agent = run(**HARD)
+
+    def hang(asked: dict[str, Any], *_: Any) -> list[str]:
+        if asked.get("subResource") == "eviction":
+            time.sleep(8)
+        return []
+
+    api.admit = hang
+    kubepods.eat(HOG, 400)
+    until(
+        lambda: [line for line in agent.events() if line["event"] in ("eviction accepted", "eviction timed-out")], "it"
+    )
+    assert agent.logged("eviction accepted"), agent.events()
+    assert len(api.sent("POST", "/hog/eviction")) == 1
     assert agent.stop() == 0
 
 

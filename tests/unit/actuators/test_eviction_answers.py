@@ -6,6 +6,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -652,3 +653,24 @@ def test_a_name_that_no_request_line_can_contain_is_not_sent(api: ApiServer, tmp
     for name in ("a b", "a\r\nX: y", "\u2028", "../../../secrets"):
         outcome = outcome_of(transport_to(api, tmp_path), target._replace(pod=target.pod._replace(name=name)))
         assert outcome.kind is not ACCEPTED
+
+
+def test_a_stop_does_not_wait_for_a_webhook(api: ApiServer, tmp_path: Path) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> list[str]:
+        asked.set()
+        over.wait(60)
+        return []
+
+    api.add_pod(pod("quiet", uid=UID))
+    api.admit = hang
+    evictor = EvictionSender(transport_to(api, tmp_path, timeout_s=60.0), threads=3)
+    evictor.submit("plan-1", victim())
+    assert asked.wait(30)
+    began = time.monotonic()
+    evictor.stop()
+    evictor.stop()
+    took_s = time.monotonic() - began
+    over.set()
+    assert took_s < 20

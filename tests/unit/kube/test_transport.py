@@ -1,11 +1,13 @@
 """Requests have limits, failures have kinds, and credentials are read again."""
 
+import ctypes
 import json
 import os
 import re
 import shutil
 import socket
 import stat
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -219,6 +221,35 @@ def test_a_half_open_connection_times_out(tmp_path: Path) -> None:
         began = time.monotonic()
         assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.TIMED_OUT
         assert time.monotonic() - began < 3
+
+
+DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
+"""A classic BPF program, `ret #0`: the kernel drops what arrives at the socket, and acknowledges none of it."""
+SO_ATTACH_FILTER = 26
+
+
+def test_a_kept_connection_whose_other_end_vanished_is_replaced_before_the_deadline(tmp_path: Path) -> None:
+    numbers = []
+
+    def drive(connection: socket.socket, number: int) -> None:
+        while read_request(connection):
+            numbers.append(number)
+            if number == 1:
+                program = ctypes.create_string_buffer(DROP_ALL)
+                header = struct.pack("HL", 1, ctypes.addressof(program))
+                connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, header)
+            connection.sendall(response(b"{}"))
+            if number == 1:
+                server.over.wait()
+
+    with RawServer(drive) as server:
+        transport = transport_to(server, tmp_path, timeout_s=30.0)
+        transport.request("GET", "/version")
+        began = time.monotonic()
+        assert transport.request("GET", "/version").status == 200
+        assert 3 < time.monotonic() - began < 20
+        transport.close()
+    assert numbers == [1, 2]
 
 
 def test_a_request_far_past_its_deadline_is_reported_as_stuck(tmp_path: Path) -> None:

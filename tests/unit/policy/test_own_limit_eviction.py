@@ -69,7 +69,7 @@ def test_a_pod_near_its_limit_is_evicted_with_its_whole_grace_and_no_condition()
     assert all(verdict.status.value != "True" for verdict in plan.conditions)
     [entry] = after.in_flight.entries
     assert (entry.buckets, entry.owner) == (("own-limit",), "own-limit/rs-shop-a")
-    assert entry.until == NOW + 5 + 30 + 15, "evictions for the node wait no longer than for others"
+    assert entry.until == NOW + 12 + 30 + 15, "evictions for the node wait no longer than for others"
 
 
 def test_a_grace_of_zero_still_asks_for_a_second() -> None:
