@@ -5,8 +5,8 @@ Promises:
 1. Every request has one deadline: connecting, sending, each header byte and each body byte count against it, so that a
    half-open connection or a slow server cannot hold a worker. A suspend counts. (A DNS look-up has no limit; an open
    connection needs none.) Nothing is sent after the deadline, however long connecting has taken.
-2. Every body and every line of a stream has a size limit. A request is repeated only once, at once, and only if the
-   connection was closed or lost before an answer or the credentials have been renewed.
+2. Every body and every line of a stream has a size limit. A request is repeated only once, at once, and only if its
+   connection was closed or lost before an answer, or the credentials have been renewed.
 3. Every failure is an `ApiError` whose kind states what it means for a request that changes something. "Nothing was
    sent" is claimed only if the socket was given no byte; all else is uncertain.
 4. No redirect is followed.
@@ -46,7 +46,7 @@ from nodeagent.runtime import clock, workers
 
 with kubernetes_client.without_unused_modules():
     import urllib3
-    from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
+    from urllib3.exceptions import HTTPError, ProtocolError
 
 JSON: Final = "application/json"
 STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"
@@ -61,8 +61,6 @@ brackets are 200 MiB of lists."""
 STUCK_AFTER_S: Final = server_connection.EXEC_PLUGIN_TIMEOUT_S + 10.0
 """A thread that exceeds its request's deadline by this much is stuck where no deadline applies: a DNS look-up, a file
 with credentials on a dead mount. An exec plugin may take its own time first."""
-_MIN_LEFT_S: Final = 0.2
-"""Less is too short for a second connection."""
 _HEADERS: Final = {"Accept": JSON, "User-Agent": f"nodeagent/{__version__}"}
 
 
@@ -274,6 +272,7 @@ class Transport:
                 # repetition is safe. But the second answer is not the whole truth: the server may have carried out the
                 # first request.
                 if may_reconnect and (_closed_by_peer(error) or _is_lost(error, limits)):
+                    # urllib3 opens a new connection then, although others may be idle.
                     may_reconnect = False
                     limits.uncertain = limits.uncertain or limits.handed_over
                     continue
@@ -319,13 +318,10 @@ def _closed_by_peer(error: Exception) -> bool:
 
 
 def _is_lost(error: Exception, limits: RequestLimits) -> bool:
-    """True if the kernel gave up a connection (`deadline_http.UNACKNOWLEDGED_S`), and not the request's own deadline:
-    no other wait for an answer ends before that."""
-    return (
-        isinstance(error, ReadTimeoutError | ProtocolError)
-        and isinstance(api_errors.root_cause(error), TimeoutError)
-        and limits.deadline - clock.boottime() > _MIN_LEFT_S
-    )
+    """True if the kernel gave up the connection of a request that was sent (`deadline_http.UNACKNOWLEDGED_S`): the
+    agent's own wait for the answer ends at the deadline."""
+    timed_out = isinstance(api_errors.root_cause(error), TimeoutError)
+    return timed_out and limits.handed_over and clock.boottime() < limits.deadline
 
 
 def _as_step(method: str, path: str, *, limit_s: float) -> contextlib.AbstractContextManager[None]:

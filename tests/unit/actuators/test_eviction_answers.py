@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.actuators.evictions import EvictionSender
-from nodeagent.config.schema import ClusterIdentity
+from nodeagent.config.schema import ClusterIdentity, Config
 from nodeagent.kube.api_errors import NOT_ON_NODE, ApiError
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import Transport, connect
@@ -658,13 +658,12 @@ def test_a_name_that_no_request_line_can_contain_is_not_sent(api: ApiServer, tmp
 def test_a_stop_does_not_wait_for_a_webhook(api: ApiServer, tmp_path: Path) -> None:
     asked, over = threading.Event(), threading.Event()
 
-    def hang(*_: Any) -> list[str]:
-        asked.set()
-        over.wait(60)
-        return []
+    def hang(_: object, answered: bool) -> None:
+        if not answered:
+            asked.set()
+            over.wait(60)
 
-    api.add_pod(pod("quiet", uid=UID))
-    api.admit = hang
+    api.at_request = hang
     evictor = EvictionSender(transport_to(api, tmp_path, timeout_s=60.0), threads=3)
     evictor.submit("plan-1", victim())
     assert asked.wait(30)
@@ -674,3 +673,8 @@ def test_a_stop_does_not_wait_for_a_webhook(api: ApiServer, tmp_path: Path) -> N
     took_s = time.monotonic() - began
     over.set()
     assert took_s < 20
+
+
+def test_an_eviction_has_more_time_than_a_webhook_has_by_default() -> None:
+    """timeoutSeconds of a webhook is 10 by default (admissionregistration.k8s.io/v1)."""
+    assert Config().cluster.eviction_timeout_s > 10
