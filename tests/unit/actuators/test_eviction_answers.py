@@ -366,6 +366,12 @@ def test_a_failure_before_the_end_of_the_tls_handshake_is_not_sent(
     assert outcome.kind is OutcomeKind.UNREACHABLE, outcome
 
 
+def test_a_handshake_that_hangs_is_not_tried_twice(certificates: Path, tmp_path: Path) -> None:
+    with RawServer(lambda connection, number: server.over.wait()) as server:
+        outcome = outcome_of(over_tls(server, certificates, tmp_path, timeout_s=12.0), victim())
+        assert (outcome.kind, server.connections) == (OutcomeKind.UNREACHABLE, 1)
+
+
 def test_a_reset_after_the_request_leaves_it_uncertain(tmp_path: Path) -> None:
     def drive(connection: socket.socket, number: int) -> None:
         read_request(connection)
