@@ -82,6 +82,7 @@ from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.model.refusals import Refusal, RefusalCode, RefusalKind
 from nodeagent.model.resizes import GOOD_RESIZES, MemoryAmounts, ResizeOrder, ResizeOutcome, ResizeResult
 from nodeagent.model.signals import (
+    BYTES_OF_INODES,
     CONTAINERFS_SIGNALS,
     DISK_BYTE_SIGNALS,
     DISK_INODE_SIGNALS,
@@ -121,6 +122,7 @@ from nodeagent.model.snapshot import (
 from nodeagent.model.zombies import ZombieCount, ZombieHolder
 
 __all__ = [
+    "BYTES_OF_INODES",
     "CONTAINERFS_SIGNALS",
     "DISK_BYTE_SIGNALS",
     "DISK_INODE_SIGNALS",

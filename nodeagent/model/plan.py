@@ -49,10 +49,11 @@ class ThresholdVerdict(NamedTuple):
     due: bool
     """Past its grace, and everything else that it requires holds: pods may be evicted for it."""
     not_due_reason: str = ""
-    """Why a met threshold is not due: its grace, page cache only, a missing stall, an old sample, observe-only."""
+    """Why a met threshold is not due: its grace, page cache only, bytes that run out before inodes, a missing stall, an
+    old sample, observe-only."""
     not_due_code: RefusalCode | None = None
-    """The refusal that keeps a threshold past its grace from being due, if it is one: `page-cache-only`, or
-    `page-cache-unknown`."""
+    """The refusal that keeps a threshold past its grace from being due, if it is one: `page-cache-only`,
+    `page-cache-unknown` or `bytes-first`."""
 
 
 class SignalVerdict(NamedTuple):

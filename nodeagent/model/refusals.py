@@ -414,6 +414,14 @@ class RefusalCode(enum.StrEnum):
             config_key="signals.memoryModel",
         ),
     )
+    BYTES_FIRST = (
+        "bytes-first",
+        _decision(
+            "Inodes: each free block of 4 KiB has a free inode, and a threshold of the same file system's bytes is "
+            "met. Bytes run out first (XFS makes inodes out of free space), so only the threshold of bytes evicts.",
+            "See why the threshold of bytes evicts no pod, or wait for its release.",
+        ),
+    )
     PAGE_CACHE_UNKNOWN = (
         "page-cache-unknown",
         _decision(

@@ -67,6 +67,12 @@ DISK_BYTE_SIGNALS: Final = frozenset({Signal.NODEFS, Signal.IMAGEFS, Signal.CONT
 DISK_INODE_SIGNALS: Final = frozenset({Signal.NODEFS_INODES, Signal.IMAGEFS_INODES, Signal.CONTAINERFS_INODES})
 DISK_SIGNALS: Final = DISK_BYTE_SIGNALS | DISK_INODE_SIGNALS
 IMAGEFS_SIGNALS: Final = (Signal.IMAGEFS, Signal.IMAGEFS_INODES)
+BYTES_OF_INODES: Final[Mapping[Signal, Signal]] = {
+    Signal.NODEFS_INODES: Signal.NODEFS,
+    Signal.IMAGEFS_INODES: Signal.IMAGEFS,
+    Signal.CONTAINERFS_INODES: Signal.CONTAINERFS,
+}
+"""The signal of the same file system's bytes."""
 CONTAINERFS_SIGNALS: Final = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
 
 

@@ -50,6 +50,7 @@ from nodeagent.policy import (
     eviction_hook,
     eviction_request,
     in_flight,
+    inode_shortage,
     local_storage_eviction,
     memory_shortage,
     node_fit,
@@ -103,6 +104,8 @@ def decide(
     # 1: thresholds, conditions, evictions in flight, reclaim runs
     effective = effective_thresholds.effective(config, snapshot.layout)
     judged, threshold_state = thresholds.judge(snapshot, state.thresholds, now=now, config=config, thresholds=effective)
+    if not config.ranking.kubelet:
+        judged = inode_shortage.without_byte_shortage(judged)
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     healthy = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
     observed = in_flight.advance(state.in_flight, snapshot, now=now, config=config, healthy=healthy)
