@@ -121,9 +121,30 @@ class ClaimSource(Struct, rename="camel"):
 
 
 class Volume(Struct, rename="camel"):
+    """A volume of a pod, with the sources that are local storage of the pod or read-only; any other one is absent."""
+
     name: str
     empty_dir: EmptyDirSource | None = None
     persistent_volume_claim: ClaimSource | None = None
+    config_map: dict[str, Any] | None = None
+    downward_api: dict[str, Any] | None = msgspec.field(default=None, name="downwardAPI")
+    git_repo: dict[str, Any] | None = None
+    image: dict[str, Any] | None = None
+    projected: dict[str, Any] | None = None
+    secret: dict[str, Any] | None = None
+
+    @property
+    def keeps_files_elsewhere(self) -> bool:
+        local = (
+            self.empty_dir,
+            self.config_map,
+            self.downward_api,
+            self.git_repo,
+            self.image,
+            self.projected,
+            self.secret,
+        )
+        return all(source is None for source in local)
 
 
 class Requirement(Struct, rename="camel"):

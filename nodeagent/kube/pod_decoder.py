@@ -107,6 +107,7 @@ def decode_pod(item: msgspec.Raw | bytes, *, annotations: frozenset[str] = froze
             for v in (spec.volumes or ())[:MAX_PARTS]
             if v.empty_dir is not None
         ),
+        writes_elsewhere=any(volume.keeps_files_elsewhere for volume in spec.volumes or ()),
         static=_static(meta),
         mirror_of=_mirror_of(meta, spec.node_name),
     )

@@ -358,6 +358,9 @@ class Pod(NamedTuple):
     claims_asked_at: float | None = None
     """CLOCK_BOOTTIME at which the unknown claim was first requested; None if it was not."""
     empty_dirs: tuple[EmptyDir, ...] = ()
+    writes_elsewhere: bool = False
+    """It has a volume that is no local storage of the pod (a claim, hostPath, NFS, CSI): what it writes need not be
+    freed with it."""
     disruption_budgets: tuple[DisruptionBudget, ...] = ()
     replicas: OwnerReplicas | None = None
     """Of its owner; None if nobody wanted to know."""

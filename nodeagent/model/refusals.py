@@ -538,7 +538,8 @@ class RefusalCode(enum.StrEnum):
         "waits-for-recount",
         _decision(
             "Disks: the disk usage of the pods is older than the crossing of the threshold. It is measured again, for "
-            "at most 3 seconds and a quarter of the time until the disk is full. Or a pod exceeds a limit of its own "
+            "at most 3 seconds and a quarter of the time until the disk is full. Or no pod is measured yet and the "
+            "one that writes fastest may write to a volume that no eviction frees. Or a pod exceeds a limit of its own "
             "by a periodic measurement; it is evicted if a measurement made for this decision confirms it."
         ),
     )

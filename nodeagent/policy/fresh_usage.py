@@ -5,8 +5,9 @@ measurement the pod that filled it holds nothing yet, all pods look equal, and t
 measurement that starts at the crossing takes a fraction of a second for most nodes, so the decision waits for it.
 
 The wait ends after `RECOUNT_WAIT_S`, or earlier as a share of the time until the disk is full; then the available
-measurement decides. Without any measurement there is no wait: the hard tier ranks by write rate
-(`RankedPods.by_writes`). With `ranking.order: kubelet` there is no wait, as in a kubelet.
+measurement decides. Without any measurement the hard tier then ranks by write rate (`RankedPods.by_writes`), unless
+the fastest writer may write to a volume that no eviction frees: a database is not evicted for its writes, nor another
+pod in its place. With `ranking.order: kubelet` there is no wait, as in a kubelet.
 
 What fills a disk may be in no pod: deleted files held open where the kernel does not show them, or files of the host.
 No pod is evicted for it: while more of the recent growth is unattributed than in pods, and the threshold would not be
@@ -31,6 +32,7 @@ from nodeagent.model import (
     Unit,
     units,
 )
+from nodeagent.policy.candidates import RankedPods
 
 RECOUNT_WAIT_S: Final = 3.0
 """Under pressure a measurement is published after at most 2 s with what it has found, and one that started before the
@@ -64,8 +66,7 @@ def wait_for_recount(
     unattributed = _unattributed_growth(snapshot, verdict, trace, now=now) if trace is not None else None
     if unattributed is not None:
         return unattributed
-    left_s = trend.to_exhaustion_s if trend is not None and trend.to_exhaustion_s is not None else float("inf")
-    if now - met_at >= min(RECOUNT_WAIT_S, left_s * RECOUNT_WAIT_SHARE):
+    if _wait_is_over(met_at, trend, now=now):
         return None
     if trace is not None and trace.first.at == trace.last.at and (trend is None or trend.rate_per_s < 0):
         message = f"{signal.value}: disk usage measured once; measuring again to find what grows"
@@ -79,6 +80,29 @@ def wait_for_recount(
         RefusalCode.WAITS_FOR_RECOUNT,
         f"{signal.value}: disk usage is older than the crossing ({age_s:.0f}s); measuring again",
     )
+
+
+def wait_for_first_walk(
+    ranked_pods: RankedPods, verdict: ThresholdVerdict, trend: Trend | None, *, now: float
+) -> Refusal | None:
+    """Why no pod is evicted for its writes before any disk usage is measured, or None."""
+    if not ranked_pods.by_writes or not ranked_pods.pods or verdict.active_since is None:
+        return None
+    reason = ""
+    fastest = ranked_pods.pods[0]
+    if not _wait_is_over(verdict.active_since, trend, now=now):
+        reason = "first walk awaited"
+    elif fastest.usage is not None and fastest.view.pod.writes_elsewhere:
+        reason = f"{fastest.view.pod.key} writes fastest and has volumes that are not its local storage"
+    if not reason:
+        return None
+    message = f"{ranked_pods.signal.value}: disk usage of the pods is not measured yet; {reason}"
+    return Refusal(RefusalCode.WAITS_FOR_RECOUNT, message)
+
+
+def _wait_is_over(met_at: float, trend: Trend | None, *, now: float) -> bool:
+    left_s = trend.to_exhaustion_s if trend is not None and trend.to_exhaustion_s is not None else float("inf")
+    return now - met_at >= min(RECOUNT_WAIT_S, left_s * RECOUNT_WAIT_SHARE)
 
 
 def _unattributed_growth(

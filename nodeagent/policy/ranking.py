@@ -144,7 +144,8 @@ def _projected_usage_text(value: float, _pod: RankedPod, unit: Unit) -> str:
 
 def _write_rate(ranked: RankingInput) -> float:
     writing = ranked.view.usage.writing if ranked.view.usage is not None else None
-    return SORTED_LAST if writing is None else 0.0 - writing.bytes_per_s
+    # `usage` is what it wrote.
+    return SORTED_LAST if writing is None or ranked.usage is None else 0.0 - writing.bytes_per_s
 
 
 def _write_rate_text(value: float, _pod: RankedPod, _unit: Unit) -> str:

@@ -212,7 +212,11 @@ def _plan(
         plan = plan._replace(reclaims=attempt.orders, reclaim_state=attempt.state)
         if attempt.waits is not None:
             return plan._replace(ranking=tuple(ranked_pods.pods), refusals=(attempt.waits,)), limit_state
-    block = _block(context, target, limit_state, shortage=shortage) or _host_zombies(context, target, ranked_pods)
+    block = (
+        _block(context, target, limit_state, shortage=shortage)
+        or _host_zombies(context, target, ranked_pods)
+        or fresh_usage.wait_for_first_walk(ranked_pods, verdict, target.trend, now=now)
+    )
     if block is not None:
         return plan._replace(ranking=tuple(ranked_pods.pods), refusals=(block, *limits_reached)), limit_state
     chosen = _choose(context, target, ranked_pods, limit_state)

@@ -269,6 +269,28 @@ def test_volumes_in_memory_are_distinguished_from_those_on_disk() -> None:
     assert [(d.name, d.memory_backed, d.size_limit) for d in dirs] == [("m", True, 1 << 30), ("d", False, None)]
 
 
+@pytest.mark.parametrize(
+    ("source", "elsewhere"),
+    [
+        ({"emptyDir": {}}, False),
+        ({"configMap": {"name": "c"}}, False),
+        ({"secret": {"secretName": "s"}}, False),
+        ({"projected": {"sources": []}}, False),
+        ({"downwardAPI": {}}, False),
+        ({"gitRepo": {"repository": "r"}}, False),
+        ({"image": {"reference": "i"}}, False),
+        ({"hostPath": {"path": "/data"}}, True),
+        ({"persistentVolumeClaim": {"claimName": "c"}}, True),
+        ({"ephemeral": {"volumeClaimTemplate": {}}}, True),
+        ({"csi": {"driver": "d"}}, True),
+        ({"nfs": {"server": "n", "path": "/"}}, True),
+    ],
+)
+def test_a_volume_that_is_not_local_storage_is_known_by_its_source(source: dict[str, Any], elsewhere: bool) -> None:
+    volumes = [{"name": "m", "emptyDir": {}}, {"name": "v", **source}]
+    assert read(spec={"volumes": volumes}).writes_elsewhere is elsewhere
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

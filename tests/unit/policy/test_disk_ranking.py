@@ -73,9 +73,43 @@ def test_without_usage_and_writes_the_note_does_not_claim_a_ranking_by_writes() 
 
 @pytest.mark.parametrize(("layout", "victims"), [(DiskLayout.SINGLE, ["filler"]), (DiskLayout.UNKNOWN, [])])
 def test_on_an_unknown_layout_no_pod_is_evicted_for_its_writes(layout: DiskLayout, victims: list[str]) -> None:
-    node = snapshot(filler("filler", rate=150.0 * MI), available={Signal.NODEFS: GI - 100 * MI}, layout=layout)
-    plan, _ = engine.decide(node, initial("t", now=NOW), now=NOW, config=config(hard(Signal.NODEFS, GI)))
+    below: dict[Signal, int | None] = {Signal.NODEFS: GI - 100 * MI}
+    began, settings = NOW - 10.0, config(hard(Signal.NODEFS, GI))
+    _, state = engine.decide(snapshot(at=began, available=below), initial("t", now=began), now=began, config=settings)
+    node = snapshot(filler("filler", rate=150.0 * MI), available=below, layout=layout)
+    plan, _ = engine.decide(node, state, now=NOW, config=settings)
     assert [victim.pod.name for victim in plan.victims] == victims
+
+
+@pytest.mark.parametrize(("crossed_s", "evicts"), [(0.1, False), (2.9, False), (3.0, True)])
+def test_the_first_walk_is_waited_for_as_a_later_one_is(crossed_s: float, evicts: bool) -> None:
+    plan = decided(filler("filler", rate=150.0 * MI), crossed_s=crossed_s)
+    assert bool(plan.victims) is evicts
+    waits = ["nodefs.available: disk usage of the pods is not measured yet; first walk awaited"]
+    assert [refusal.message for refusal in plan.refusals if refusal.code == "waits-for-recount"] == waits * (not evicts)
+
+
+@pytest.mark.parametrize(
+    ("rate", "elsewhere", "victims"),
+    [(300.0 * MI, True, []), (100.0 * MI, True, ["filler"]), (300.0 * MI, False, ["database"])],
+)
+def test_no_pod_is_evicted_for_writes_that_may_go_to_a_volume(rate: float, elsewhere: bool, victims: list[str]) -> None:
+    plan = decided(filler("filler", rate=150.0 * MI), filler("database", rate=rate, writes_elsewhere=elsewhere))
+    assert [victim.pod.name for victim in plan.victims] == victims
+    if not victims:
+        assert [refusal.message for refusal in plan.refusals if refusal.code == "waits-for-recount"] == [
+            "nodefs.available: disk usage of the pods is not measured yet; shop/database writes fastest and has "
+            "volumes that are not its local storage"
+        ]
+
+
+def test_a_pod_that_wrote_nothing_lately_is_not_the_fastest_writer() -> None:
+    stale = filler("stale", rate=900.0 * MI, writes_elsewhere=True)
+    assert stale.usage is not None
+    assert stale.usage.writing is not None
+    old = stale.usage.writing._replace(read_at=NOW - 100.0)
+    plan = decided(stale._replace(usage=stale.usage._replace(writing=old)), filler("filler", rate=150.0 * MI))
+    assert [victim.pod.name for victim in plan.victims] == ["filler"]
 
 
 def test_the_soft_tier_waits_for_the_walk() -> None:
@@ -127,7 +161,8 @@ def test_a_disk_measurement_counts_for_ten_minutes(age_s: float, evicts: bool) -
         (0.5, (0.4, 0.4), True),
         (2.9, (9.0, 9.0), False),
         (3.0, (9.0, 9.0), True),
-        (0.5, (None, None), True),
+        (2.9, (None, None), False),
+        (3.0, (None, None), True),
     ],
     ids=[
         "counted before",
@@ -136,7 +171,8 @@ def test_a_disk_measurement_counts_for_ten_minutes(age_s: float, evicts: bool) -
         "all counted since",
         "still being counted",
         "counted for too long",
-        "nothing counted at all",
+        "nothing counted yet",
+        "nothing counted for too long",
     ],
 )
 def test_a_measurement_from_before_the_crossing_decides_only_if_no_new_one_arrives(
@@ -149,7 +185,8 @@ def test_a_measurement_from_before_the_crossing_decides_only_if_no_new_one_arriv
     plan = decided(*pods, signal=signal, crossed_s=crossed_s)
     by_writes = evicts and signal is Signal.NODEFS
     assert bool(plan.victims) is (by_writes if None in ages_s else evicts)
-    assert any(refusal.code == "waits-for-recount" for refusal in plan.refusals) is not evicts
+    if signal is Signal.NODEFS or ages_s != (None, None):
+        assert any(refusal.code == "waits-for-recount" for refusal in plan.refusals) is not evicts
 
 
 def test_the_wait_for_a_measurement_is_shorter_if_the_disk_is_full_soon() -> None:
