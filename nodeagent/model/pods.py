@@ -37,6 +37,8 @@ class DiskUsage(NamedTuple):
     """Layers of ended containers that were not removed yet, in no number above: they count in ranking, but not against
     the pod's limit, as in the kubelet. None: no such layer is known, or for a container."""
     ended_layer_inodes: int | None = None
+    logs_on_nodefs: bool = True
+    """False: the logs are on another file system than the kubelet's directory, so no eviction frees them on nodefs."""
 
 
 class DiskUsageQuality(NamedTuple):

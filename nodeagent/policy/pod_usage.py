@@ -56,7 +56,8 @@ def signal_usage(
 ) -> int | None:
     """The pod's usage of the signal's resource: memory, PIDs, or disk usage.
 
-    An amount above `limit` is not plausible. `kubelet`: count processes instead of PIDs, as the kubelet's order does.
+    An amount above `limit` is not plausible. `kubelet`: what the kubelet's order counts, processes instead of PIDs and
+    logs wherever they are.
     """
     if usage is None:
         return None
@@ -64,7 +65,7 @@ def signal_usage(
         return memory_usage(usage, memory, limit=limit)
     if signal is Signal.PID:
         return plausibility.plausible(usage.process_count, limit=limit) if kubelet else pids(usage, limit=limit)
-    return disk_usage(usage.disk, signal, layout, limit=limit)
+    return disk_usage(usage.disk, signal, layout, limit=limit, kubelet=kubelet)
 
 
 def pids(usage: PodUsage, *, limit: int = units.MAX_PLAUSIBLE) -> int | None:
@@ -114,12 +115,19 @@ def _containers_memory(usage: PodUsage) -> int | None:
     return sum(size for size in each if size is not None) if each and None not in each else None
 
 
-def disk_usage(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, limit: int = units.MAX_PLAUSIBLE) -> int | None:
+def disk_usage(
+    disk: DiskUsage,
+    signal: Signal,
+    layout: DiskLayout,
+    *,
+    limit: int = units.MAX_PLAUSIBLE,
+    kubelet: bool = False,
+) -> int | None:
     """What the pod holds on the signal's file system, with deleted files that are held open and layers of containers
     that have ended.
 
     KUBELET-CONTRACT 5 has the table of parts for each layout. If only some parts were measured, it is their sum, a
-    lower bound. None also for an unknown layout.
+    lower bound. None also for an unknown layout. Logs on a file system of their own count for a `kubelet` alone.
     """
     if layout is DiskLayout.UNKNOWN:
         return None
@@ -129,10 +137,12 @@ def disk_usage(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, limit: in
     logs_and_volumes: tuple[int | None, ...]
     if signal in DISK_INODE_SIGNALS:
         layers = disk.rootfs_inodes, disk.deleted_layer_inodes, disk.ended_layer_inodes
-        logs_and_volumes = disk.logs_inodes, disk.volumes_inodes, disk.deleted_volume_inodes
+        logs_and_volumes = disk.volumes_inodes, disk.deleted_volume_inodes, disk.logs_inodes
     else:
         layers = disk.rootfs_bytes, disk.deleted_layer_bytes, disk.ended_layer_bytes
-        logs_and_volumes = disk.logs_bytes, disk.volumes_bytes, disk.deleted_volume_bytes
+        logs_and_volumes = disk.volumes_bytes, disk.deleted_volume_bytes, disk.logs_bytes
+    if not (disk.logs_on_nodefs or kubelet):
+        logs_and_volumes = logs_and_volumes[:-1]
     parts: tuple[int | None, ...] = layers + logs_and_volumes
     if layout is DiskLayout.DEDICATED_IMAGEFS:
         parts = logs_and_volumes if signal in _NODE_SIGNALS else layers

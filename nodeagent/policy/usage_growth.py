@@ -106,6 +106,7 @@ def _with_walk(kept: tuple[InodeCount, ...], usage: PodUsage) -> tuple[InodeCoun
         deleted_layer_inodes=disk.deleted_layer_inodes,
         deleted_volume_inodes=disk.deleted_volume_inodes,
         ended_layer_inodes=disk.ended_layer_inodes,
+        logs_on_nodefs=disk.logs_on_nodefs,
     )
     return (*before, InodeCount(quality.read_at, inodes))
 

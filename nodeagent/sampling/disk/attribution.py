@@ -137,9 +137,15 @@ class PodDiskMeter:
         by_pod: dict[str, list[PodPath]] = {}
         for path in found.paths:
             by_pod.setdefault(path.uid, []).append(path)
+        devices: dict[str, int | None] = {}
+        logs_on_nodefs = self._device(self._pod_logs_dir, devices) == self._device(self._kubelet_dir, devices)
         disks = {
             pod.cgroup_uid: pod_disk.add_up(
-                pod, by_pod.get(pod.cgroup_uid, ()), usages, unknown=found.unknown.get(pod.cgroup_uid, ())
+                pod,
+                by_pod.get(pod.cgroup_uid, ()),
+                usages,
+                unknown=found.unknown.get(pod.cgroup_uid, ()),
+                logs_on_nodefs=logs_on_nodefs,
             )
             for pod in pods
         }

@@ -48,7 +48,12 @@ class PodDisk(NamedTuple):
 
 
 def add_up(
-    pod: PodUsage, paths: Iterable[PodPath], usages: Mapping[PodPath, PathUsage], *, unknown: Iterable[str]
+    pod: PodUsage,
+    paths: Iterable[PodPath],
+    usages: Mapping[PodPath, PathUsage],
+    *,
+    unknown: Iterable[str],
+    logs_on_nodefs: bool = True,
 ) -> PodDisk:
     """The sums over a pod's paths. `unknown` lists the paths that were not found; a path without usage is unknown."""
     reasons = list(unknown)
@@ -86,6 +91,7 @@ def add_up(
         volumes_inodes=_total(volume.used_inodes for volume in on_disk),
         ended_layer_bytes=_total(usage.bytes for usage in ended) if ended else None,
         ended_layer_inodes=_total(usage.inodes for usage in ended) if ended else None,
+        logs_on_nodefs=logs_on_nodefs,
     )
     return PodDisk(
         pod.cgroup_uid, disk, layers, logs, tuple(volumes), other_bytes, other_inodes, read_at, not reasons,

@@ -28,6 +28,24 @@ def test_measured_disk_depends_on_the_layout(layout: DiskLayout, signal: Signal,
     assert pod_usage.disk_usage(disk_usage, signal, layout) == expected
 
 
+@pytest.mark.parametrize(
+    ("layout", "kubelet", "expected"),
+    [
+        (DiskLayout.SINGLE, False, 101),
+        (DiskLayout.DEDICATED_IMAGEFS, False, 100),
+        (DiskLayout.SPLIT, False, 101),
+        (DiskLayout.SINGLE, True, 111),
+    ],
+)
+def test_logs_on_a_file_system_of_their_own_are_freed_nowhere_else(
+    layout: DiskLayout, kubelet: bool, expected: int
+) -> None:
+    disk = DiskUsage(rootfs_bytes=1, logs_bytes=10, volumes_bytes=100, logs_on_nodefs=False)
+    assert pod_usage.disk_usage(disk, Signal.NODEFS, layout, kubelet=kubelet) == expected
+    inodes = DiskUsage(rootfs_inodes=1, logs_inodes=10, volumes_inodes=100, logs_on_nodefs=False)
+    assert pod_usage.disk_usage(inodes, Signal.NODEFS_INODES, layout, kubelet=kubelet) == expected
+
+
 def test_disk_usage_with_an_unmeasured_part_is_the_sum_of_the_rest() -> None:
     assert pod_usage.disk_usage(DiskUsage(logs_bytes=10), Signal.NODEFS, DiskLayout.SINGLE) == 10
     assert pod_usage.disk_usage(DiskUsage(), Signal.NODEFS, DiskLayout.SINGLE) is None

@@ -1,5 +1,6 @@
 """Disk usage of pods in a tree like the kubelet's, with real overlay and tmpfs mounts."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -208,6 +209,18 @@ def test_logs_are_the_plain_files_directly_in_a_containers_log_directory(tmp_pat
     assert (found.disk.logs_bytes, found.disk.logs_inodes) == (8192 + 4096, 2)
     assert (found.other_bytes, found.other_inodes) == (8192, 1)
     assert with_disk_usage(usage, found).containers[0].disk.logs_bytes == 8192 + 4096
+
+
+@root_only
+@pytest.mark.parametrize("separate", [False, True])
+def test_logs_on_a_file_system_of_their_own_are_told_from_those_on_nodefs(tmp_path: Path, separate: bool) -> None:
+    top = node(tmp_path)
+    with mounted(top / "var/log", "-t", "tmpfs", "tmpfs") if separate else contextlib.nullcontext():
+        log = top / "var/log/pods/ns_name_u1/c/0.log"
+        log.parent.mkdir(parents=True)
+        log.write_bytes(b"x" * 8192)
+        disk = measure(top, pod("u1", (ID, "c")))["u1"].disk
+    assert (disk.logs_bytes, disk.logs_on_nodefs) == (8192, not separate)
 
 
 def test_a_log_directory_that_is_a_symlink_is_not_followed(tmp_path: Path) -> None:
