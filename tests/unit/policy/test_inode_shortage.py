@@ -1,7 +1,5 @@
 """While bytes run out first, a shortage of inodes takes no pod."""
 
-from collections.abc import Mapping
-
 import pytest
 
 from nodeagent.config.schema import Config, RankingConfig
@@ -11,9 +9,11 @@ from nodeagent.policy.state import initial
 from tests.support import nodes
 from tests.support.nodes import GI, KI, MI, NOW, config, hard, snapshot, soft
 
+Available = dict[Signal, int | None]
+
 # What statvfs of an xfs of 4 GiB with 100,023 inodes in use returned when a file had filled all but 0.1%. With 10% of
 # the bytes left it was 825,823 of 925,848 inodes: xfs makes inodes out of free blocks.
-XFS = {Signal.NODEFS: 4 * MI, Signal.NODEFS_INODES: 8_327}
+XFS: Available = {Signal.NODEFS: 4 * MI, Signal.NODEFS_INODES: 8_327}
 BYTES, INODES = hard(Signal.NODEFS, 400 * MI), hard(Signal.NODEFS_INODES, 10_835)
 
 
@@ -29,7 +29,7 @@ FILLER = holder("filler", size=3 * GI, inodes=2)
 MANY_FILES = holder("many-files", size=400 * KI, inodes=100_020)
 
 
-def two_plans(left: Mapping[Signal, int], settings: Config) -> tuple[Plan, Plan]:
+def two_plans(left: Available, settings: Config) -> tuple[Plan, Plan]:
     """The plans of two samples with this much left: in the second, the victims of the first are terminating."""
     began, at = NOW - 10.0, NOW
     _, state = engine.decide(snapshot(at=began, available=left), initial("t", now=began), now=began, config=settings)
@@ -70,7 +70,7 @@ def test_a_pod_with_many_files_is_not_evicted_for_one_that_fills_an_xfs() -> Non
     ],
 )
 def test_inodes_wait_only_for_bytes_that_run_out_first(
-    left: Mapping[Signal, int], thresholds: tuple[Threshold, ...], expected: list[str]
+    left: Available, thresholds: tuple[Threshold, ...], expected: list[str]
 ) -> None:
     first, second = two_plans(left, config(*thresholds))
     assert victims(first, second) == expected

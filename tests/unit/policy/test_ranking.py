@@ -52,7 +52,7 @@ def by(*keys: RankingKey) -> RankingConfig:
     return RankingConfig(order=keys)
 
 
-def disk(name: str, **more: int) -> PodView:
+def disk(name: str, **more: Any) -> PodView:
     return view(name, usage_more={"disk": DiskUsage(**more)})
 
 
