@@ -43,6 +43,21 @@ def ext4(scratch: Path, *, size_mb: int = 16, inodes: int = 256, options: str = 
 
 
 @contextlib.contextmanager
+def btrfs(scratch: Path, *subvolumes: str) -> Iterator[Path]:
+    """A small btrfs with these subvolumes."""
+    if shutil.which("mkfs.btrfs") is None:
+        pytest.skip("no mkfs.btrfs")
+    image = scratch / "image.btrfs"
+    with image.open("wb") as file:
+        file.truncate(128 << 20)
+    subprocess.run(["mkfs.btrfs", "-q", image], check=True, capture_output=True)
+    with mounted(scratch / "btrfs", "-o", "loop", image) as path:
+        for name in subvolumes:
+            subprocess.run(["btrfs", "-q", "subvolume", "create", path / name], check=True, capture_output=True)
+        yield path
+
+
+@contextlib.contextmanager
 def silent_fuse(path: Path) -> Iterator[Path]:
     """A FUSE mount whose server never replies, so that every request blocks until the end of the `with`."""
     with _fuse(path):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import PodUsage
-from nodeagent.sampling.disk import path_usage, pod_disk, pod_paths, project_quota, walk_cache
+from nodeagent.sampling.disk import path_usage, pod_disk, pod_paths, project_quota, unattributed, walk_cache
 from nodeagent.sampling.disk.deleted_files import DeletedFiles, DeletedScan, Target
 from nodeagent.sampling.disk.ended_layers import EndedLayers
 from nodeagent.sampling.disk.path_usage import PathUsage
@@ -137,8 +137,8 @@ class PodDiskMeter:
         by_pod: dict[str, list[PodPath]] = {}
         for path in found.paths:
             by_pod.setdefault(path.uid, []).append(path)
-        devices: dict[str, int | None] = {}
-        logs_on_nodefs = self._device(self._pod_logs_dir, devices) == self._device(self._kubelet_dir, devices)
+        nodefs = unattributed.file_system_of(self._host, self._kubelet_dir)
+        logs_on_nodefs = unattributed.file_system_of(self._host, self._pod_logs_dir) == nodefs
         disks = {
             pod.cgroup_uid: pod_disk.add_up(
                 pod,

@@ -271,7 +271,7 @@ class DiskMonitor:
             )
 
         def split_by_part(used: UsedSpace, pod: PodDisk) -> Mapping[PodPart, DiskAmount]:
-            present = unattributed.directories_on(host, directories, used.device)
+            present = unattributed.directories_on(host, directories, used)
             return unattributed.parts_on(pod, directories, present)
 
         self._worker = DiskWorker(

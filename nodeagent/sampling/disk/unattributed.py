@@ -47,7 +47,7 @@ def measure_unattributed(
     """What the file system of `path` holds outside of these pods, and its `limit` largest host directories among those
     walked until time.monotonic() `until`. `signals` are copied to the result. Raises Unreadable."""
     used = read_used_space(host, path)
-    present = directories_on(host, directories, used.device)
+    present = directories_on(host, directories, used)
     in_pods = [part for part in _in_directories(attributed, directories) if part[0] in present]
     amounts = [amount for pod in attributed for amount in parts_on(pod, directories, present).values()]
     found = walk_directories(host, used.device, until=until)
@@ -70,12 +70,15 @@ class UsedSpace(NamedTuple):
     inodes: int
     device: int
     """st_dev."""
+    file_system: int | None
+    """`file_system_of` its path."""
     read_at: float
 
 
 def read_used_space(host: Host, path: str) -> UsedSpace:
     """The used space of the file system of `path`. Raises Unreadable."""
     read_at = host.boottime()
+    file_system = file_system_of(host, path)
     fd = host.open(path)
     try:
         numbers = os.fstatvfs(fd)
@@ -85,12 +88,23 @@ def read_used_space(host: Host, path: str) -> UsedSpace:
     finally:
         os.close(fd)
     used = (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
-    return UsedSpace(used, numbers.f_files - numbers.f_ffree, device, read_at)
+    return UsedSpace(used, numbers.f_files - numbers.f_ffree, device, file_system, read_at)
 
 
-def directories_on(host: Host, directories: PodDirectories, device: int) -> frozenset[str]:
-    """The directories that are on this device (st_dev)."""
-    return frozenset(path for path in directories if _device(host, path) == device)
+def directories_on(host: Host, directories: PodDirectories, used: UsedSpace) -> frozenset[str]:
+    """The directories that are on this file system."""
+    return frozenset(path for path in directories if file_system_of(host, path) == used.file_system)
+
+
+def file_system_of(host: Host, path: str) -> int | None:
+    """The device of the mount, which on btrfs is the same for all subvolumes; st_dev if the mount is not known. None
+    for no path and one that is missing."""
+    if not path:
+        return None
+    try:
+        return host.device(path)
+    except Unreadable:
+        return _device(host, path)
 
 
 def parts_on(pod: PodDisk, directories: PodDirectories, present: frozenset[str]) -> dict[PodPart, DiskAmount]:
@@ -133,8 +147,7 @@ def _in_directories(pods: Sequence[PodDisk], directories: PodDirectories) -> lis
 
 
 def _device(host: Host, path: str) -> int | None:
-    if not path:
-        return None
+    """st_dev, without a look at the mount table."""
     try:
         return os.stat(host.real(host.resolve(path))).st_dev
     except (OSError, Unreadable):

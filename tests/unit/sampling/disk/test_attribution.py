@@ -26,7 +26,7 @@ from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.hostfs.mounts import parse_mounts
 from tests.support.disk_trees import EMPTY_DIR, ID, live_meter, measure, meter, node, pod, scan_deleted
 from tests.support.livenode import until
-from tests.support.mounts import mounted, root_only
+from tests.support.mounts import btrfs, mounted, root_only
 from tests.support.paths import DATA
 
 DISK_DATA = DATA / "disk"
@@ -459,6 +459,26 @@ def test_the_deleted_open_files_of_a_pods_processes_count(tmp_path: Path) -> Non
             directory.rmdir()
     assert found.deleted == DeletedFiles(102_400, 1, holder.pid, complete=True)
     assert pod_usage.disk_usage(with_disk_usage(usage, found).disk, Signal.NODEFS, DiskLayout.SINGLE) == 102_400
+
+
+@root_only
+def test_all_subvolumes_of_a_btrfs_are_one_file_system(tmp_path: Path) -> None:
+    """Each has an st_dev of its own. What pods hold in another subvolume is no growth outside of pods."""
+    with btrfs(tmp_path, "kubelet", "logs", "layers") as top:
+        kubelet, logs, layers = (str(top / name) for name in ("kubelet", "logs", "layers"))
+        assert os.stat(kubelet).st_dev != os.stat(logs).st_dev
+        log = top / "logs/ns_name_u1/c/0.log"
+        log.parent.mkdir(parents=True)
+        log.write_bytes(b"x" * 40_960)
+        host = Host("/")
+        pod_meter = PodDiskMeter(host, kubelet_dir=kubelet, pod_logs_dir=logs)
+        disk = pod_meter.measure([pod("u1")], until=time.monotonic() + 60)["u1"]
+        pod_meter.close()
+        directories = PodDirectories(kubelet, logs, layers)
+        present = unattributed.directories_on(host, directories, unattributed.read_used_space(host, kubelet))
+    assert disk.disk.logs_on_nodefs
+    assert present == {kubelet, logs, layers}
+    assert sum(part.bytes for part in unattributed.parts_on(disk, directories, present).values()) == 40_960
 
 
 @root_only
