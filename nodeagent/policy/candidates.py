@@ -145,6 +145,8 @@ class _RankingContext(NamedTuple):
     rules: protection.RuleContext
     usage_limit: int
     """More usage than this is not plausible for one pod."""
+    used: int
+    """What is in use of the resource: no eviction frees more. `MAX_PLAUSIBLE` if unknown."""
     memory_rule: MemoryRule
     """The most swap of a pod that counts in its memory usage."""
     swap_memory: relief.SwapMemory
@@ -209,6 +211,7 @@ def _ranking_context(
         order=order,
         rules=protection.RuleContext(config.protection, tier, resource, snapshot.taken_at, snapshot.wall_time),
         usage_limit=plausibility.usage_limit(snapshot, signal, config=config),
+        used=plausibility.used(snapshot, signal),
         memory_rule=(
             pod_usage.memory_rule(snapshot, config=config) if signal in MEMORY_SIGNALS else pod_usage.WORKING_SET
         ),
@@ -267,7 +270,7 @@ def _ranks_by_writes(context: _RankingContext, inputs: Sequence[ranking.RankingI
 
 def _written_bytes(context: _RankingContext, view: PodView) -> int | None:
     max_age_s, at = context.config.sampling.stale_after_s, context.snapshot.taken_at
-    return pod_usage.written_bytes(view.usage, at=at, max_age_s=max_age_s, limit=context.usage_limit)
+    return pod_usage.written_bytes(view.usage, at=at, max_age_s=max_age_s, limit=context.used)
 
 
 def _ranked_pod(
@@ -300,6 +303,8 @@ def _predicted_relief(context: _RankingContext, ranked: ranking.RankingInput) ->
     freed = relief.predicted_relief(
         usage, context.signal, layout, limit=context.usage_limit, swap_memory=context.swap_memory
     )
+    if context.signal in DISK_BYTE_SIGNALS and freed is not None:
+        freed = min(freed, context.used)
     if context.unseen_pids and freed is not None:
         freed += min(context.unseen_pids, usage_growth.expected_forks(usage))
     return freed

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 
 STORE: Final = "/var/lib/containerd"
 UNUSED: Final = "docker.io/library/unused:test"
-UNUSED_MIB: Final = 80
+UNUSED_MIB: Final = 32
 """Held twice: as it was pulled, and unpacked."""
 MAKE_UNUSED: Final = f"""\
 set -e

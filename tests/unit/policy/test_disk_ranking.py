@@ -118,6 +118,15 @@ def test_the_soft_tier_waits_for_the_walk() -> None:
     assert [refusal.code for refusal in plan.ranking[0].refusals] == ["usage-unknown"]
 
 
+def test_a_pod_whose_files_share_blocks_is_evicted_and_not_another_in_its_place() -> None:
+    """A reflink copy takes no space and counts again: the usage may exceed the disk."""
+    capacity = snapshot().observations[Signal.NODEFS].capacity
+    assert capacity is not None
+    plan = decided(filler("copies", capacity + GI), filler("other", 20 * GI))
+    assert [victim.pod.name for victim in plan.victims] == ["copies"]
+    assert plan.victims[0].predicted_relief == capacity - (GI - 100 * MI), "no more than what is in use"
+
+
 def test_as_soon_as_one_pod_is_measured_writes_do_not_count() -> None:
     plan = decided(filler("filler", rate=150.0 * MI), filler("holder", 60 * GI))
     assert [victim.pod.name for victim in plan.victims] == ["holder"]

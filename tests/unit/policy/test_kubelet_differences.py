@@ -165,7 +165,7 @@ def test_the_files_of_a_pod_whose_object_still_exists_are_waited_for_as_long_as_
 @pytest.mark.parametrize("signal", [Signal.MEMORY, Signal.PID, Signal.NODEFS, Signal.IMAGEFS_INODES])
 def test_a_pod_that_seems_to_use_more_than_the_capacity_is_evicted_only_in_the_kubelets_order(signal: Signal) -> None:
     """A kubelet believes it. So does its order here, within reason: only what is off by orders of magnitude is a number
-    gone wrong. Our own order takes it for one at once."""
+    gone wrong. Our own order takes it for one at once, except for the bytes of files, which may share blocks."""
     capacity = snapshot().observations[signal].capacity
     assert capacity is not None
 
@@ -175,7 +175,7 @@ def test_a_pod_that_seems_to_use_more_than_the_capacity_is_evicted_only_in_the_k
 
     for times, kubelet, expected in (
         (4, True, "much"),
-        (4, False, "some"),
+        (4, False, "much" if signal is Signal.NODEFS else "some"),
         (5000, True, "some"),
         (5000, False, "some"),
     ):
