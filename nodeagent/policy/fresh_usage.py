@@ -7,7 +7,7 @@ measurement that starts at the crossing takes a fraction of a second for most no
 The wait ends after `RECOUNT_WAIT_S`, or earlier as a share of the time until the disk is full; then the available
 measurement decides. Without any measurement the hard tier then ranks by write rate (`RankedPods.by_writes`), unless
 the fastest writer may write to a volume that no eviction frees: a database is not evicted for its writes, nor another
-pod in its place. With `ranking.order: kubelet` there is no wait, as in a kubelet.
+pod in its place. With `ranking.order: kubelet` no newer measurement is awaited, as in a kubelet.
 
 What fills a disk may be in no pod: deleted files held open where the kernel does not show them, or files of the host.
 No pod is evicted for it: while more of the recent growth is unattributed than in pods, and the threshold would not be
