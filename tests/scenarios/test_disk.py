@@ -1,7 +1,7 @@
 """Disks, end to end: a real file system that a real process in a pod fills, the real program, an API server over HTTP.
 
-The pods' directories are on a loop-mounted ext4; what is asserted are the requests that arrived, and what was left of
-the file system meanwhile.
+The pods' directories are on a loop-mounted ext4 or xfs; what is asserted are the requests that arrived, and what was
+left of the file system meanwhile.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from nodeagent.loop.schedule import CALM_S
 from tests.fake_kube import ApiServer, pod
 from tests.support.disk_load import LITTERER, WRITER, Disk
 from tests.support.livenode import MIB, Kubepods, Run, StartAgent, needs_cgroup_v1, until
-from tests.support.mounts import ext4
+from tests.support.mounts import ext4, xfs
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
@@ -45,9 +45,28 @@ except OSError:
 """
 
 
+# All of the free space at once, and then what is left.
+ALLOCATOR = """
+import os, sys
+directory = sys.argv[1]
+print("up", flush=True)
+sys.stdin.readline()
+file, size, piece = os.open(f"{directory}/file", os.O_RDWR | os.O_CREAT), 0, 64 << 20
+while piece >= 4096:
+    try:
+        os.posix_fallocate(file, size, piece)
+        size += piece
+    except OSError:
+        piece //= 2
+sys.stdin.readline()
+"""
+
+
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    with ext4(tmp_path, size_mb=512, inodes=20_000) as place:
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
+    """An ext4, or an xfs where the test asks for it."""
+    on_xfs = getattr(request, "param", "ext4") == "xfs"
+    with xfs(tmp_path) if on_xfs else ext4(tmp_path, size_mb=512, inodes=20_000) as place:
         made = Disk(place)
         try:
             yield made
@@ -328,6 +347,30 @@ def test_a_pod_that_fills_the_disk_with_a_deleted_file_is_evicted_and_no_smaller
     [reported] = agent.wait_for_log("evicting")
     assert reported["pod"] == "default/filler"
     assert reported["predicted_relief"] > 50 * MIB
+    kubepods.kill(FILLER)
+    disk.remove(FILLER)
+    api.delete_pod("default", "filler")
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert agent.stop() == 0
+    assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]
+
+
+@pytest.mark.parametrize("disk", ["xfs"], indirect=True)
+def test_a_pod_that_fills_an_xfs_does_not_cost_the_pod_with_many_files(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    """An xfs makes inodes out of free space: with the last bytes, few of them are left."""
+    _idle(kubepods, disk, CHILL, files=12_000)
+    _idle(kubepods, disk, OTHER, files=20)
+    filler = _start(kubepods, disk, FILLER, ALLOCATOR, 0)
+    api.on_eviction = lambda _entry, _body: None
+    agent = run(**DISK_HARD)
+    _go(filler)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    until(lambda: not kubepods.running(FILLER), "the filler has ended")
+    numbers = os.statvfs(disk.place)
+    assert numbers.f_ffree < 0.4 * numbers.f_files, "below the threshold of inodes"
+    until(lambda: any(line["code"] == "bytes-first" for line in agent.logged("not evicting")), "why no pod is evicted")
     kubepods.kill(FILLER)
     disk.remove(FILLER)
     api.delete_pod("default", "filler")

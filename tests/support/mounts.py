@@ -1,4 +1,5 @@
-"""Real file systems for tests: loop-mounted ext4, overlay, tmpfs, and a FUSE mount whose server never replies."""
+"""Real file systems for tests: loop-mounted ext4, xfs and btrfs, overlay, tmpfs, and a FUSE mount whose server never
+replies."""
 
 import contextlib
 import ctypes
@@ -39,6 +40,19 @@ def ext4(scratch: Path, *, size_mb: int = 16, inodes: int = 256, options: str = 
         file.truncate(size_mb << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", "-N", str(inodes), image], check=True, capture_output=True)
     with mounted(scratch / "ext4", "-o", options, image) as path:
+        yield path
+
+
+@contextlib.contextmanager
+def xfs(scratch: Path) -> Iterator[Path]:
+    """An xfs of the smallest size that its tools make."""
+    if shutil.which("mkfs.xfs") is None:
+        pytest.skip("no mkfs.xfs")
+    image = scratch / "image.xfs"
+    with image.open("wb") as file:
+        file.truncate(300 << 20)
+    subprocess.run(["mkfs.xfs", "-q", image], check=True, capture_output=True)
+    with mounted(scratch / "xfs", "-o", "loop", image) as path:
         yield path
 
 
