@@ -7,7 +7,7 @@ Promises:
 3. Nothing here waits for the API server or a disk.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from nodeagent.loop import schedule
@@ -15,7 +15,17 @@ from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.own_limit_watch import OwnLimitWatch, WatchResult
 from nodeagent.loop.schedule import Schedule, ScheduleInputs, ScheduleState
 from nodeagent.loop.state_store import StateStore
-from nodeagent.model import ConditionStatus, DiskLayout, NodeSnapshot, PodSource, Signal, Threshold, Tier
+from nodeagent.model import (
+    ConditionStatus,
+    DiskLayout,
+    NodeSnapshot,
+    Plan,
+    PodSource,
+    RefusalCode,
+    Signal,
+    Threshold,
+    Tier,
+)
 from nodeagent.policy import (
     candidates,
     effective_thresholds,
@@ -69,6 +79,8 @@ class Observer:
         """The newest snapshot with pods, of a decision or a prearm."""
         self._recount_requested = False
         """The last decision waits for new disk usage of some pods."""
+        self._full_of_images = frozenset[Signal]()
+        """Signals of which only images were below a threshold at the last decision."""
         self._thresholds: dict[DiskLayout, tuple[Threshold, ...]] = {}
         self.ranking_cache = candidates.RankingCache()
         self.interval_factor = 1.0
@@ -105,7 +117,8 @@ class Observer:
         if Signal.PID in due.crossed or _pids_low(node):
             self._runtime.count_zombies_soon()
         layout = components.sampler.host_layout()
-        urgency = DiskUrgency(crossed=due.crossed, near=due.near)
+        unhurried = due.crossed & self._full_of_images
+        urgency = DiskUrgency(crossed=due.crossed - unhurried, near=due.near | unhurried)
         components.disks.request_walks(node, urgency, hierarchy=layout.hierarchy, layout=layout.layout)
         return node, due
 
@@ -132,10 +145,16 @@ class Observer:
             snapshot, self._store.policy_state, now=snapshot.taken_at, config=config, cache=self.ranking_cache
         )
 
-    def request_recount(self, cgroup_uids: Sequence[str]) -> None:
-        """Have the disk usage of these pods measured again, from the next sync on."""
-        self._components().disks.recount(cgroup_uids)
-        self._recount_requested = bool(cgroup_uids)
+    def follow(self, plan: Plan) -> None:
+        """From the next sync on, measure the disk usage that the plan wants again, and walk in no hurry where only
+        images are below a threshold."""
+        self._components().disks.recount(plan.recount)
+        self._recount_requested = bool(plan.recount)
+        self._full_of_images = frozenset(
+            verdict.signal
+            for verdict in plan.signals
+            if any(each.not_due_code is RefusalCode.IMAGES_FIRST for each in verdict.thresholds)
+        )
 
     def thresholds(self, layout: DiskLayout) -> tuple[Threshold, ...]:
         """The thresholds that are in force with this disk layout."""

@@ -120,5 +120,5 @@ def decide_and_act(agent: Steps, snapshot: NodeSnapshot) -> None:
     agent.executor.start_hooks(plan, snapshot)  # 16
     agent.executor.resize(plan)  # 16
     agent.executor.prefer_for_oom(plan, snapshot)  # 16
-    agent.observer.request_recount(plan.recount)  # 17
+    agent.observer.follow(plan)  # 17
     agent.record(plan, snapshot)  # 18     log, flight recorder, status, periodic save

@@ -422,6 +422,17 @@ class RefusalCode(enum.StrEnum):
             "See why the threshold of bytes evicts no pod, or wait for its release.",
         ),
     )
+    IMAGES_FIRST = (
+        "images-first",
+        _decision(
+            "Disks: a built-in threshold of imagefs is crossed, at least 14% of the disk are left, and pods are not "
+            "the cause: they do not fill it within an hour. A kubelet keeps unused images until the disk is 85% full. "
+            "The threshold counts as not met, also for the condition.",
+            "Remove images earlier (`reclaim.actions` of kind `images`, or `imageGCHighThresholdPercent` of the "
+            "kubelet), or set a threshold of your own, which is judged as it is written.",
+            config_key="reclaim.waitForKubelet",
+        ),
+    )
     PAGE_CACHE_UNKNOWN = (
         "page-cache-unknown",
         _decision(

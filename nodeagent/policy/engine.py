@@ -49,6 +49,7 @@ from nodeagent.policy import (
     effective_thresholds,
     eviction_hook,
     eviction_request,
+    image_collection,
     in_flight,
     inode_shortage,
     local_storage_eviction,
@@ -106,6 +107,7 @@ def decide(
     judged, threshold_state = thresholds.judge(snapshot, state.thresholds, now=now, config=config, thresholds=effective)
     if not config.ranking.kubelet:
         judged = inode_shortage.without_byte_shortage(judged)
+    judged = image_collection.without_images(judged, snapshot, now=now, config=config)
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     healthy = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
     observed = in_flight.advance(state.in_flight, snapshot, now=now, config=config, healthy=healthy)

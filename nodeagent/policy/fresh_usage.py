@@ -61,8 +61,7 @@ def wait_for_recount(
     signal, met_at = verdict.threshold.signal, verdict.active_since
     if signal not in DISK_SIGNALS or met_at is None or config.ranking.kubelet:
         return None
-    traces = [trace for trace in snapshot.disk_traces if signal in trace.signals]
-    trace = max(traces, key=lambda trace: trace.last.at, default=None)
+    trace = _trace(snapshot, signal)
     unattributed = _unattributed_growth(snapshot, verdict, trace, now=now) if trace is not None else None
     if unattributed is not None:
         return unattributed
@@ -80,6 +79,17 @@ def wait_for_recount(
         RefusalCode.WAITS_FOR_RECOUNT,
         f"{signal.value}: disk usage is older than the crossing ({age_s:.0f}s); measuring again",
     )
+
+
+def newest_trace(snapshot: NodeSnapshot, signal: Signal, *, now: float) -> DiskTrace | None:
+    """How the file system fills; None if that is unknown or too old."""
+    trace = _trace(snapshot, signal)
+    return trace if trace is not None and now - trace.last.at <= TRACE_MAX_AGE_S else None
+
+
+def _trace(snapshot: NodeSnapshot, signal: Signal) -> DiskTrace | None:
+    traces = [trace for trace in snapshot.disk_traces if signal in trace.signals]
+    return max(traces, key=lambda trace: trace.last.at, default=None)
 
 
 def wait_for_first_walk(
@@ -113,9 +123,9 @@ def _unattributed_growth(
     available = snapshot.observations[signal].available
     if value is None or type(available) is not int or now - trace.last.at > TRACE_MAX_AGE_S:
         return None
-    rest, pods = _growth(trace.first, trace, signal)
+    rest, pods = growth(trace.first, trace, signal)
     deficit = max(0, value - available)
-    recent_rest, recent_pods = _growth(trace.recent, trace, signal)
+    recent_rest, recent_pods = growth(trace.recent, trace, signal)
     recent_s = trace.last.at - trace.recent.at
     soon_full = recent_s > 0 and recent_rest > recent_pods and recent_rest / recent_s * SOON_FULL_S >= available
     if rest <= pods or rest < value * MIN_GROWTH_SHARE or (rest < deficit and not soon_full):
@@ -132,7 +142,7 @@ def _unattributed_growth(
     )
 
 
-def _growth(since: DiskPoint, trace: DiskTrace, signal: Signal) -> tuple[int, int]:
+def growth(since: DiskPoint, trace: DiskTrace, signal: Signal) -> tuple[int, int]:
     """Growth of the file system since a point: in no pod, and in pods."""
     last = trace.last
     if SIGNAL_TABLE[signal].unit is Unit.BYTES:

@@ -271,7 +271,7 @@ def _applicable(
 ) -> list[ReclaimAction]:
     """The actions for this threshold, in their order. The hard tier does not wait for page cache."""
     signal = verdict.threshold.signal
-    configured = [action for action in config.reclaim.actions if _has_effect(action, signal, snapshot.layout)]
+    configured = [action for action in config.reclaim.actions if has_effect(action, signal, snapshot.layout)]
     last = state.runs.get(page_cache.ACTION.name)
     built_in = page_cache.action(last.result if last is not None else None, config=config)
     if built_in is None or verdict.threshold.hard:
@@ -338,7 +338,8 @@ def _may_repeat(action: ReclaimAction, state: ReclaimState, *, now: float) -> bo
     return _interval_over(action, last, now=now) and not 0 <= now - last.ended_at < RECLAIM_REPEAT_S
 
 
-def _has_effect(action: ReclaimAction, signal: Signal, layout: DiskLayout) -> bool:
+def has_effect(action: ReclaimAction, signal: Signal, layout: DiskLayout) -> bool:
+    """Whether the action may free something of this signal."""
     return signal in action.signals and signal not in NO_EFFECT.get((action.kind, layout), ())
 
 

@@ -40,7 +40,7 @@ STEPS = {
     "executor.start_hooks": Step((16,), "Hooks before evictions of the soft tier"),
     "executor.resize": Step((16,), "Resizes of pods: log, save, send"),
     "executor.prefer_for_oom": Step((16,), "oom_score_adj of the next victims"),
-    "observer.request_recount": Step((17,), "Recounts are requested before the record"),
+    "observer.follow": Step((17,), "Recounts are requested before the record"),
     "record": Step((18,), "The record last"),
     "oom_monitor.observe": Step((19,), "OOM kills are found and reported after everything that acts"),
     "session.prewarm": Step((20,), "API connections are prewarmed after the decision"),

@@ -1,0 +1,155 @@
+"""A disk that unused images fill is no pressure: a kubelet keeps them until it is 85% full."""
+
+from typing import Any
+
+import pytest
+
+from nodeagent.config import load
+from nodeagent.config.schema import Config, RankingConfig
+from nodeagent.model import (
+    ConditionStatus,
+    ConditionType,
+    DiskLayout,
+    DiskPoint,
+    DiskTrace,
+    DiskUsage,
+    DiskUsageQuality,
+    Plan,
+    PodView,
+    RefusalCode,
+    Signal,
+    SignalState,
+)
+from nodeagent.policy import engine
+from nodeagent.policy.state import initial
+from tests.support import nodes
+from tests.support.nodes import GI, MI, NOW, snapshot
+
+CAPACITY = 100 * GI
+SYNC_S = 10.0
+
+
+def pods(at: float) -> list[PodView]:
+    held = {
+        "disk": DiskUsage(rootfs_bytes=GI, logs_bytes=0, volumes_bytes=2 * GI),
+        "disk_usage_quality": DiskUsageQuality(at, complete=True),
+    }
+    return [nodes.view(f"p{number}", 200 * MI, usage_more=held) for number in range(4)]
+
+
+def trace(at: float, left: int, *, pods_grew: int, rest_grew: int) -> DiskTrace:
+    """What grew within the last ten minutes, at one rate."""
+
+    def point(ago_s: float) -> DiskPoint:
+        share = ago_s / 600.0
+        used, held = CAPACITY - left - int((pods_grew + rest_grew) * share), 12 * GI - int(pods_grew * share)
+        return DiskPoint(at - ago_s, used, held, 1000, 100)
+
+    signals = (Signal.NODEFS, Signal.IMAGEFS, Signal.CONTAINERFS)
+    return DiskTrace(signals, point(600.0), point(30.0), point(0.0), deleted_known=True)
+
+
+def last_plan(
+    settings: Config,
+    left: int,
+    *,
+    layout: DiskLayout = DiskLayout.SINGLE,
+    pods_grew: int = 0,
+    rest_grew: int = 0,
+    traced: bool = True,
+    falls_per_s: int = 0,
+) -> Plan:
+    """The plan after twenty minutes in which imagefs had this much left, or the first that evicts."""
+    state = initial("t", now=NOW)
+    plan: Plan | None = None
+    syncs = 120
+    for number in range(syncs):
+        at = NOW + number * SYNC_S
+        free = left + int(falls_per_s * SYNC_S * (syncs - 1 - number))
+        available: dict[Signal, int | None] = {Signal.IMAGEFS: free, Signal.CONTAINERFS: free}
+        if layout is DiskLayout.SINGLE:
+            available[Signal.NODEFS] = free
+        node = snapshot(*pods(at), at=at, available=available, layout=layout)
+        if traced:
+            node = node._replace(disk_traces=(trace(at, free, pods_grew=pods_grew, rest_grew=rest_grew),))
+        plan, state = engine.decide(node, state, now=at, config=settings)
+        if plan.victims:
+            break
+    assert plan is not None
+    return plan
+
+
+def settings(**changes: Any) -> Config:
+    return load.defaults().config._replace(node_name="node-1", **changes)
+
+
+@pytest.mark.parametrize(
+    ("layout", "left"),
+    [
+        *[(DiskLayout.SINGLE, left) for left in (19, 18, 16)],  # nodefs has 15% and 12%
+        *[(DiskLayout.DEDICATED_IMAGEFS, left) for left in (19, 18, 16, 15, 14)],
+    ],
+)
+@pytest.mark.parametrize("traced", [True, False])
+def test_with_nothing_configured_a_node_full_of_images_is_healthy(left: int, layout: DiskLayout, traced: bool) -> None:
+    plan = last_plan(settings(), left * GI, layout=layout, traced=traced)
+    assert plan.victims == ()
+    conditions = {each.type: each.status for each in plan.conditions}
+    assert conditions[ConditionType.DISK_PRESSURE] is ConditionStatus.FALSE
+    verdict = next(each for each in plan.signals if each.signal is Signal.IMAGEFS)
+    assert verdict.state is SignalState.OK
+    refusal = next(each for each in plan.refusals if each.code is RefusalCode.IMAGES_FIRST)
+    assert refusal.message == (
+        f"imagefs.available: {left}Gi of 100Gi are left, and pods do not fill it; the kubelet removes images that "
+        "nobody uses below 15%"
+    )
+
+
+def test_below_the_kubelets_collection_pods_are_evicted() -> None:
+    plan = last_plan(settings(), 13 * GI + 500 * MI, layout=DiskLayout.DEDICATED_IMAGEFS)
+    assert len(plan.victims) >= 1
+
+
+@pytest.mark.parametrize(
+    ("grew", "evicts"),
+    [
+        ({"pods_grew": 3 * GI}, True),
+        ({"pods_grew": 2 * GI}, False),
+        ({"rest_grew": 3 * GI}, False),
+        ({"pods_grew": 3 * GI, "rest_grew": 4 * GI}, False),
+        ({"pods_grew": GI, "traced": False, "falls_per_s": 100 * MI}, True),
+        ({"pods_grew": GI, "traced": False, "falls_per_s": MI}, False),
+    ],
+    ids=["full within an hour", "later", "images grew", "images grew more", "full within minutes", "within hours"],
+)
+def test_pods_that_fill_the_disk_are_evicted_as_early_as_ever(grew: dict[str, Any], evicts: bool) -> None:
+    plan = last_plan(settings(), 16 * GI, **grew)
+    assert bool(plan.victims) is evicts
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ranking": RankingConfig(kubelet=True)},
+        {"reclaim": load.defaults().config.reclaim._replace(wait_for_kubelet_s=0.0)},
+    ],
+    ids=["the kubelet's order", "no wait for the kubelet"],
+)
+def test_who_wants_the_thresholds_as_they_are_has_them(changes: dict[str, Any]) -> None:
+    assert last_plan(settings(**changes), 18 * GI).victims
+
+
+def test_a_threshold_of_the_users_own_is_judged_as_it_is_written() -> None:
+    own = load.loads(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nevictionHard: {imagefs.available: 19%}\n"
+    ).config
+    assert last_plan(own._replace(node_name="node-1"), 18 * GI).victims
+
+
+def test_an_agent_that_removes_images_itself_does_so() -> None:
+    own = load.loads(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
+        "reclaim: {actions: [{name: images, kind: images, timeout: 60s}]}\n"
+    ).config
+    plan = last_plan(own._replace(node_name="node-1"), 18 * GI)
+    assert RefusalCode.IMAGES_FIRST not in {refusal.code for refusal in plan.refusals}
