@@ -117,8 +117,8 @@ class Observer:
         if Signal.PID in due.crossed or _pids_low(node):
             self._runtime.count_zombies_soon()
         layout = components.sampler.host_layout()
-        unhurried = due.crossed & self._full_of_images
-        urgency = DiskUrgency(crossed=due.crossed - unhurried, near=due.near | unhurried)
+        images = due.crossed & self._full_of_images
+        urgency = DiskUrgency(crossed=due.crossed - images, near=due.near, full_of_images=images)
         components.disks.request_walks(node, urgency, hierarchy=layout.hierarchy, layout=layout.layout)
         return node, due
 
@@ -146,8 +146,8 @@ class Observer:
         )
 
     def follow(self, plan: Plan) -> None:
-        """From the next sync on, measure the disk usage that the plan wants again, and walk in no hurry where only
-        images are below a threshold."""
+        """From the next sync on, measure the disk usage that the plan wants again, and walk a disk slowly that only
+        images fill."""
         self._components().disks.recount(plan.recount)
         self._recount_requested = bool(plan.recount)
         self._full_of_images = frozenset(

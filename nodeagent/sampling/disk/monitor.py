@@ -11,7 +11,8 @@ Promises:
 Theory of operation. Each sync calls `request_walks`, which acts by urgency:
 
     calm       Nothing.
-    limits     `localStorageLimits` is on: a walk every `_LIMITS_S`, as often as the kubelet walks volumes.
+    slow       `localStorageLimits` is on, or a disk is full of images alone: a walk every `_SLOW_S`, as often as the
+               kubelet walks volumes.
     near       A threshold may be crossed soon: walks with pauses, and write rates, so that the first walk is complete
                and the rates are known at the crossing.
     crossed    One walk after the other, at most `_CROSSED_WALK_S` each. The result so far is published, and the next
@@ -55,14 +56,16 @@ _CROSSED_WALK_S: Final = 2.0
 """Timeout of a walk below a threshold: its result is published then. 200,000 files take 0.35 s (performance.md R4)."""
 _WALK_S: Final = 20.0
 """Timeout of any other walk."""
-# (shortest pause, multiple of the last walk's duration): half of a core's time if crossed, a fifth if near, a tenth for
-# limits.
+# (shortest pause, multiple of the last walk's duration): half of a core's time if crossed, a fifth if near, a tenth if
+# slow.
 _CROSSED_PAUSE: Final = (0.5, 1.0)
 _NEAR_PAUSE: Final = (10.0, 4.0)
-_LIMITS_S: Final = 60.0
-_LIMITS_PAUSE: Final = (_LIMITS_S, 9.0)
+_SLOW_S: Final = 60.0
+_SLOW_PAUSE: Final = (_SLOW_S, 9.0)
 _WRITES_EVERY_S: Final = 0.25
 """One sample of the write counters of 110 pods reads 220 small files: 2.2 ms (measured)."""
+_WRITES_FRESH_S: Final = 2.0
+"""Older write counters show of no pod that it has written nothing."""
 _UNATTRIBUTED_EVERY_S: Final = 60.0
 _UNATTRIBUTED_TIMEOUT_S: Final = 5.0
 _MAX_CGROUPS: Final = 256
@@ -80,6 +83,8 @@ class DiskUrgency(NamedTuple):
     """Signals below a threshold."""
     near: frozenset[Signal] = frozenset()
     """Disk signals that may soon be below a threshold."""
+    full_of_images: frozenset[Signal] = frozenset()
+    """Signals below a threshold that is not met, because only images fill the disk: this may last for weeks."""
 
 
 class DiskMonitor:
@@ -97,6 +102,7 @@ class DiskMonitor:
         self._writes = write_rates.WriteHistory()
         self._processes = write_rates.ProcessWrites()
         self._writes_at = float("-inf")
+        self._now = float("-inf")
         self._writes_trouble = ""
         self._worker: DiskWorker | None = None
         self._worker_key: tuple[str, str, str] | None = None
@@ -124,14 +130,15 @@ class DiskMonitor:
             self._traces.add(self._worker.latest().file_systems)
         disks = frozenset(each for each in urgency.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & DISK_SIGNALS
         urgent = disks | urgency.near
-        now = node.taken_at
-        if urgent or self._limits:
+        measured = urgent | urgency.full_of_images
+        now = self._now = node.taken_at
+        if measured or self._limits:
             self._needed_at = now
         if urgent and now - self._writes_at >= _WRITES_EVERY_S:
             self._writes_at = now
             self._sample_writes(node, urgent, hierarchy)
-        if self._pods and (urgent or self._limits):
-            self._request_walk(node, disks, urgent, hierarchy, layout)
+        if self._pods and (measured or self._limits):
+            self._request_walk(node, disks, urgent, measured, hierarchy, layout)
 
     def recount(self, uids: Iterable[str]) -> None:
         """Measure these pods alone in the next walk, which the next sync requests after the end of the running one."""
@@ -193,6 +200,10 @@ class DiskMonitor:
             groups = [(pod.cgroup_uid, self._cgroups(f"{hierarchy.pids}{pod.cgroup}")) for pod in pods]
             self._writes_trouble = self._processes.sample(self._host, self._writes, groups)
 
+    def _is_unwritten(self, uid: str, since: float) -> bool:
+        """True if the pod has certainly written nothing since. Called by the worker's thread."""
+        return self._now - self._writes_at <= _WRITES_FRESH_S and self._writes.quiet(uid, since)
+
     def _cgroups(self, pod: str) -> list[str]:
         return cgroups.cgroups_below(self._host, pod, most=_MAX_CGROUPS).directories
 
@@ -201,10 +212,11 @@ class DiskMonitor:
         node: NodeSnapshot,
         crossed: frozenset[Signal],
         urgent: frozenset[Signal],
+        measured: frozenset[Signal],
         hierarchy: Hierarchy,
         layout: Layout,
     ) -> None:
-        """Request a walk if the pause since the last one is over."""
+        """Request a walk for the signals `measured` if the pause since the last one is over."""
         worker = self._worker_for(hierarchy, layout)
         latest, now = worker.latest(), node.taken_at
         if latest.running or (latest.finished_at or 0.0) < self._requested_at:
@@ -217,7 +229,7 @@ class DiskMonitor:
             self._requested_at, self._requested_short = now, False
             worker.request(WalkRequest(pods, timeout_s=_WALK_S, recount=True))
             return
-        pause, times = _CROSSED_PAUSE if crossed else _NEAR_PAUSE if urgent else _LIMITS_PAUSE
+        pause, times = _CROSSED_PAUSE if crossed else _NEAR_PAUSE if urgent else _SLOW_PAUSE
         ended = latest.finished_at if latest.finished_at is not None else float("-inf")
         if now - ended < max(pause, times * latest.took_s):
             return
@@ -225,14 +237,14 @@ class DiskMonitor:
         if crossed and now - self._unattributed_at >= _UNATTRIBUTED_EVERY_S and latest.finished_at is not None:
             self._unattributed_at = now
             outside = file_systems(node, crossed, layout)
-        only_inodes = not self._limits and all(SIGNAL_TABLE[signal].unit is Unit.INODES for signal in urgent)
+        only_inodes = not self._limits and all(SIGNAL_TABLE[signal].unit is Unit.INODES for signal in measured)
         self._requested_at, self._requested_short = now, bool(crossed)
         worker.request(
             WalkRequest(
                 self._pods,
                 timeout_s=_CROSSED_WALK_S if crossed else _WALK_S,
                 mode=CountMode.INODES if only_inodes else CountMode.BYTES_AND_INODES,
-                file_systems=_measured_signals(file_systems(node, urgent, layout), only_inodes=only_inodes),
+                file_systems=_measured_signals(file_systems(node, measured, layout), only_inodes=only_inodes),
                 unattributed=outside,
                 unattributed_timeout_s=_UNATTRIBUTED_TIMEOUT_S,
             )
@@ -278,7 +290,7 @@ class DiskMonitor:
             lambda: PodDiskMeter(
                 host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or ""
             ),
-            unwritten=self._writes.quiet if quiet else lambda _uid, _since: False,
+            unwritten=self._is_unwritten if quiet else lambda _uid, _since: False,
             wake=self._wake,
             measure_unattributed=measure_unattributed,
             read_used_space=lambda file_system: unattributed.read_used_space(host, file_system.path),

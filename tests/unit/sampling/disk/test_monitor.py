@@ -11,6 +11,7 @@ import pytest
 from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import DiskLayout, NodeSnapshot, PodUsage, PodView, Signal
 from nodeagent.sampling.disk.monitor import DiskMonitor, DiskUrgency
+from nodeagent.sampling.disk.walk_cache import SETTLED_S
 from nodeagent.sampling.hostfs.cgroup_memory import MemoryV1, MemoryV2
 from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.host import Host
@@ -116,6 +117,45 @@ def test_limits_alone_are_a_reason_to_walk(tmp_path: Path) -> None:
     try:
         monitored.volume("u1", 100_000)
         assert usages(monitored.measured(DiskUrgency()))["u1"].disk.volumes_bytes == 102_400 + 4096
+    finally:
+        monitored.monitor.close()
+
+
+def test_a_disk_full_of_images_is_walked_slowly(monitored: MonitoredNode) -> None:
+    images = DiskUrgency(full_of_images=frozenset({Signal.IMAGEFS}))
+    volume = monitored.volume("u1", 100_000)
+    first = usages(monitored.measured(images))["u1"].disk_usage_quality
+    assert first is not None
+    (volume / "more").write_bytes(b"x" * 100_000)
+    monitored.ended.clear()
+    monitored.sync(images, first.read_at + 50.0)
+    assert not monitored.ended.wait(0.2), "a walk 50 s after the last one"
+    monitored.sync(images, first.read_at + 70.0)
+    assert monitored.ended.wait(30)
+    assert usages(monitored.sync(images, first.read_at + 70.0))["u1"].disk.volumes_bytes == 2 * 102_400 + 4096
+
+
+def test_old_write_counters_do_not_show_that_a_pod_has_written_nothing(tmp_path: Path) -> None:
+    monitored = MonitoredNode(tmp_path, V2, limits=True)
+    try:
+        for uid in ("u1", "u2"):
+            cgroup = monitored.top / f"cg/kubepods/pod{uid}"
+            cgroup.mkdir(parents=True)
+            (cgroup / "io.stat").write_text("8:0 rbytes=0 wbytes=4096\n")
+            (cgroup / "memory.stat").write_text("file_dirty 0\nfile_writeback 0\n")
+        file = monitored.volume("u1", 100_000) / "file"
+        time.sleep(SETTLED_S + 0.1)
+        at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        monitored.sync(NEAR, at - 1.0)
+        monitored.sync(NEAR, at)
+        assert monitored.ended.wait(30)
+        assert usages(monitored.sync(NEAR, at))["u1"].disk.volumes_bytes == 102_400 + 4096
+        file.write_bytes(b"x" * 200_000)
+        monitored.ended.clear()
+        later = at + 70.0
+        monitored.sync(DiskUrgency(), later)
+        assert monitored.ended.wait(30)
+        assert usages(monitored.sync(DiskUrgency(), later))["u1"].disk.volumes_bytes == 200_704 + 4096
     finally:
         monitored.monitor.close()
 
