@@ -31,41 +31,36 @@ def mounted(path: Path, *arguments: str | Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def ext4(scratch: Path, *, size_mb: int = 16, inodes: int = 256, options: str = "loop") -> Iterator[Path]:
-    """A small ext4 with few inodes."""
-    if shutil.which("mkfs.ext4") is None:
-        pytest.skip("no mkfs.ext4")
-    image = scratch / "image.ext4"
+def _made(scratch: Path, kind: str, size_mb: int, *arguments: str, options: str = "loop") -> Iterator[Path]:
+    """A file system of this kind in a file, mounted."""
+    if shutil.which(f"mkfs.{kind}") is None:
+        pytest.skip(f"no mkfs.{kind}")
+    image = scratch / f"image.{kind}"
     with image.open("wb") as file:
         file.truncate(size_mb << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-N", str(inodes), image], check=True, capture_output=True)
-    with mounted(scratch / "ext4", "-o", options, image) as path:
+    subprocess.run([f"mkfs.{kind}", "-q", *arguments, image], check=True, capture_output=True)
+    with mounted(scratch / kind, "-o", options, image) as path:
+        yield path
+
+
+@contextlib.contextmanager
+def ext4(scratch: Path, *, size_mb: int = 16, inodes: int = 256, options: str = "loop") -> Iterator[Path]:
+    """A small ext4 with few inodes."""
+    with _made(scratch, "ext4", size_mb, "-F", "-N", str(inodes), options=options) as path:
         yield path
 
 
 @contextlib.contextmanager
 def xfs(scratch: Path) -> Iterator[Path]:
     """An xfs of the smallest size that its tools make."""
-    if shutil.which("mkfs.xfs") is None:
-        pytest.skip("no mkfs.xfs")
-    image = scratch / "image.xfs"
-    with image.open("wb") as file:
-        file.truncate(300 << 20)
-    subprocess.run(["mkfs.xfs", "-q", image], check=True, capture_output=True)
-    with mounted(scratch / "xfs", "-o", "loop", image) as path:
+    with _made(scratch, "xfs", 300) as path:
         yield path
 
 
 @contextlib.contextmanager
 def btrfs(scratch: Path, *subvolumes: str) -> Iterator[Path]:
     """A small btrfs with these subvolumes."""
-    if shutil.which("mkfs.btrfs") is None:
-        pytest.skip("no mkfs.btrfs")
-    image = scratch / "image.btrfs"
-    with image.open("wb") as file:
-        file.truncate(128 << 20)
-    subprocess.run(["mkfs.btrfs", "-q", image], check=True, capture_output=True)
-    with mounted(scratch / "btrfs", "-o", "loop", image) as path:
+    with _made(scratch, "btrfs", 128) as path:
         for name in subvolumes:
             subprocess.run(["btrfs", "-q", "subvolume", "create", path / name], check=True, capture_output=True)
         yield path
