@@ -117,8 +117,7 @@ class Observer:
         if Signal.PID in due.crossed or _pids_low(node):
             self._runtime.count_zombies_soon()
         layout = components.sampler.host_layout()
-        images = due.crossed & self._full_of_images
-        urgency = DiskUrgency(crossed=due.crossed - images, near=due.near, full_of_images=images)
+        urgency = disk_urgency(due, self._full_of_images)
         components.disks.request_walks(node, urgency, hierarchy=layout.hierarchy, layout=layout.layout)
         return node, due
 
@@ -246,3 +245,9 @@ def _unlisted(reading: PodReading, *, listed: int, now: float) -> frozenset[str]
             and (usage.started_at is None or now - usage.started_at >= LISTING_DELAY_S)
         ]
     )
+
+
+def disk_urgency(due: Schedule, full_of_images: frozenset[Signal]) -> DiskUrgency:
+    """How urgent disk usage is. A disk that only images fill is in no hurry, although it is below a threshold."""
+    images = due.crossed & full_of_images
+    return DiskUrgency(crossed=due.crossed - images, near=due.near, full_of_images=images)

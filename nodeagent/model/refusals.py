@@ -429,7 +429,7 @@ class RefusalCode(enum.StrEnum):
             "the cause: they do not fill it within an hour. A kubelet keeps unused images until the disk is 85% full. "
             "The threshold counts as not met, also for the condition.",
             "Remove images earlier (`reclaim.actions` of kind `images`, or `imageGCHighThresholdPercent` of the "
-            "kubelet), or set a threshold of your own, which is judged as it is written.",
+            "kubelet), or set another value, which is judged as it is written.",
             config_key="reclaim.waitForKubelet",
         ),
     )

@@ -390,7 +390,7 @@ def _due(judged: Sequence[SignalVerdict], *, kubelet: bool) -> list[ThresholdVer
 
 
 def _not_due(judged: Sequence[SignalVerdict]) -> list[Refusal]:
-    """Why no pod is evicted for thresholds that are met and past their grace; one of each code and signal."""
+    """Why no pod is evicted for thresholds that would be due otherwise; one of each code and signal."""
     found: dict[tuple[Signal, RefusalCode], Refusal] = {}
     for verdict in judged:
         for each in verdict.thresholds:

@@ -6,9 +6,9 @@ evicts pods at 15%. Evictions would help no such node, and the condition would k
 
 So a built-in threshold of imagefs counts as not met while `COLLECTED_BELOW` percent of the capacity are left, unless
 pods fill the disk: at the rate of the last ten minutes within an hour, or at that of the last half minute within
-`SOON_FULL_S`. With less left, the kubelet has had its chance. A threshold of the user's is judged as it is written. So
-is every one if the agent removes images itself (a reclaim action of kind `images`), with `reclaim.waitForKubelet: 0s`
-and with the kubelet's order.
+`SOON_FULL_S`. With less left, the kubelet has had its chance. A threshold of another value is judged as it is written.
+So is every one if the agent removes images itself (a reclaim action of kind `images`), with `reclaim.waitForKubelet:
+0s` and with the kubelet's order.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,11 @@ from nodeagent.model import (
     NodeSnapshot,
     RefusalCode,
     Signal,
-    SignalState,
     SignalVerdict,
     ThresholdVerdict,
     units,
 )
-from nodeagent.policy import fresh_usage, reclaim
+from nodeagent.policy import fresh_usage, reclaim, thresholds
 
 COLLECTED_BELOW: Final = 14
 """Percent of the capacity. At 15% a kubelet collects images at once, because its own threshold is met; while nothing
@@ -66,10 +65,8 @@ def _without_images(verdict: SignalVerdict, snapshot: NodeSnapshot, *, now: floa
         f"{verdict.signal.value}: {units.format_amount(available)} of {units.format_amount(capacity)} are left, and "
         "pods do not fill it; the kubelet removes images that nobody uses below 15%"
     )
-    thresholds = tuple([_not_met(each, reason) if each in images_alone else each for each in verdict.thresholds])
-    met = [each.threshold.hard for each in thresholds if each.met]
-    state = SignalState.OK if not met else SignalState.HARD if any(met) else SignalState.SOFT
-    return verdict._replace(thresholds=thresholds, state=state)
+    judged = tuple([_not_met(each, reason) if each in images_alone else each for each in verdict.thresholds])
+    return verdict._replace(thresholds=judged, state=thresholds.signal_state((), judged))
 
 
 def _not_met(verdict: ThresholdVerdict, reason: str) -> ThresholdVerdict:

@@ -34,7 +34,7 @@ The state is a value: the caller keeps it, passes it again, and may write it to 
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config import resolve
@@ -492,14 +492,14 @@ def _signal_verdict(
     values = [verdict.value for verdict in judged if verdict.value is not None and not verdict.met]
     return SignalVerdict(
         observation,
-        _state(used, judged),
+        signal_state(used, judged),
         tuple(judged),
         None if shown.unknown else trend.estimate(shown.history, values=values),
         figures,
     )
 
 
-def _state(used: Iterable[StreamSample], judged: list[ThresholdVerdict]) -> SignalState:
+def signal_state(used: Iterable[StreamSample], judged: Sequence[ThresholdVerdict]) -> SignalState:
     """By level alone: a soft threshold that is met counts while its grace still runs."""
     met = [verdict.threshold.grace_period_s for verdict in judged if verdict.met]
     if met:

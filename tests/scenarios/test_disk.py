@@ -128,6 +128,15 @@ def _go(process: "subprocess.Popen[str]") -> None:
     process.stdin.flush()
 
 
+def _release(kubepods: Kubepods, disk: Disk, api: ApiServer, agent: Run) -> None:
+    """The filler and its files go, as when a kubelet has ended the pod; the pressure ends, and then the agent."""
+    kubepods.kill(FILLER)
+    disk.remove(FILLER)
+    api.delete_pod("default", "filler")
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert agent.stop() == 0
+
+
 DISK_HARD: dict[str, Any] = {
     # The soft ones publish the condition and never act here.
     "evictionSoft": {"nodefs.available": "60%", "nodefs.inodesFree": "60%"},
@@ -170,11 +179,7 @@ def test_the_condition_is_true_before_the_filler_is_evicted_and_nothing_reaches_
     assert resource in reported["message"]
     assert reported["predicted_relief"] > 0
 
-    kubepods.kill(FILLER)
-    disk.remove(FILLER)
-    api.delete_pod("default", "filler")
-    assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
-    assert agent.stop() == 0
+    _release(kubepods, disk, api, agent)
     assert len(api.sent("POST", "/eviction")) == 1, "chill stays"
     numbers = os.statvfs(disk.place)
     assert lowest[0] > 0.05 * numbers.f_blocks * numbers.f_frsize
@@ -347,11 +352,7 @@ def test_a_pod_that_fills_the_disk_with_a_deleted_file_is_evicted_and_no_smaller
     [reported] = agent.wait_for_log("evicting")
     assert reported["pod"] == "default/filler"
     assert reported["predicted_relief"] > 50 * MIB
-    kubepods.kill(FILLER)
-    disk.remove(FILLER)
-    api.delete_pod("default", "filler")
-    assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
-    assert agent.stop() == 0
+    _release(kubepods, disk, api, agent)
     assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]
 
 
@@ -371,12 +372,25 @@ def test_a_pod_that_fills_an_xfs_does_not_cost_the_pod_with_many_files(
     numbers = os.statvfs(disk.place)
     assert numbers.f_ffree < 0.4 * numbers.f_files, "below the threshold of inodes"
     until(lambda: any(line["code"] == "bytes-first" for line in agent.logged("not evicting")), "why no pod is evicted")
-    kubepods.kill(FILLER)
-    disk.remove(FILLER)
-    api.delete_pod("default", "filler")
-    assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
-    assert agent.stop() == 0
+    _release(kubepods, disk, api, agent)
     assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]
+
+
+def test_with_the_built_in_threshold_of_imagefs_a_node_full_of_images_keeps_its_pods(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    """A kubelet keeps unused images until 15% are left."""
+    _idle(kubepods, disk, CHILL, files=20, mib=40)
+    numbers = os.statvfs(disk.place)
+    with (disk.place / "images/layer").open("wb") as image:
+        left = int(0.155 * numbers.f_blocks)
+        os.posix_fallocate(image.fileno(), 0, (numbers.f_bavail - left) * numbers.f_frsize)
+    agent = run(evictionHard={"imagefs.available": "17%"})
+    until(lambda: any(line["code"] == "images-first" for line in agent.logged("not evicting")), "why no pod is evicted")
+    assert _condition_is(api, "NodeAgentDiskPressure", "False")
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
+    assert kubepods.running(CHILL)
 
 
 def _without_ptrace(start: Callable[[], Run]) -> Run:

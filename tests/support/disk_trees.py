@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.model import ContainerUsage, PodUsage, QOSClass
+from nodeagent.sampling.disk import walk_cache
 from nodeagent.sampling.disk.attribution import PodDiskMeter
 from nodeagent.sampling.disk.deleted_files import DeletedFiles, DeletedScan, Target
 from nodeagent.sampling.disk.pod_disk import PodDisk
@@ -85,3 +86,9 @@ def du(path: Path) -> tuple[int, int]:
     blocks = subprocess.run(["du", "-sx", "--block-size=512", path], check=True, capture_output=True).stdout
     inodes = subprocess.run(["du", "-sx", "--inodes", path], check=True, capture_output=True).stdout
     return int(blocks.split()[0]) * 512, int(inodes.split()[0])
+
+
+def until_settled(path: Path) -> None:
+    """Wait until a directory may be cached."""
+    while time.time() < os.stat(path).st_ctime + walk_cache.SETTLED_S + 0.1:
+        os.sched_yield()

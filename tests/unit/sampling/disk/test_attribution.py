@@ -21,10 +21,9 @@ from nodeagent.sampling.disk.deleted_files import DeletedFiles
 from nodeagent.sampling.disk.pod_disk import PodDisk, with_disk_usage
 from nodeagent.sampling.disk.unattributed import PodDirectories
 from nodeagent.sampling.disk.walk import CountMode
-from nodeagent.sampling.disk.walk_cache import SETTLED_S
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.hostfs.mounts import parse_mounts
-from tests.support.disk_trees import EMPTY_DIR, ID, live_meter, measure, meter, node, pod, scan_deleted
+from tests.support.disk_trees import EMPTY_DIR, ID, live_meter, measure, meter, node, pod, scan_deleted, until_settled
 from tests.support.livenode import until
 from tests.support.mounts import btrfs, mounted, root_only
 from tests.support.paths import DATA
@@ -34,12 +33,6 @@ PIDS = Path("/sys/fs/cgroup/pids")
 real_pids = pytest.mark.skipif(
     os.geteuid() != 0 or not os.access(PIDS, os.W_OK), reason="needs root and the cgroup v1 pids hierarchy"
 )
-
-
-def until_settled(path: Path) -> None:
-    """Wait until a directory may be cached."""
-    while time.time() < os.stat(path).st_ctime + SETTLED_S + 0.1:
-        os.sched_yield()
 
 
 # --- against the kubelet

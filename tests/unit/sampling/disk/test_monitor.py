@@ -11,14 +11,13 @@ import pytest
 from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import DiskLayout, NodeSnapshot, PodUsage, PodView, Signal
 from nodeagent.sampling.disk.monitor import DiskMonitor, DiskUrgency
-from nodeagent.sampling.disk.walk_cache import SETTLED_S
 from nodeagent.sampling.hostfs.cgroup_memory import MemoryV1, MemoryV2
 from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node.filesystems import Layout
 from nodeagent.sampling.snapshot import PodReading, SnapshotParts, assemble_snapshot
 from tests.support import nodes
-from tests.support.disk_trees import EMPTY_DIR, ID, node
+from tests.support.disk_trees import EMPTY_DIR, ID, node, until_settled
 from tests.support.disk_trees import pod as usage_of
 
 CROSSED = DiskUrgency(crossed=frozenset({Signal.NODEFS}))
@@ -144,7 +143,7 @@ def test_old_write_counters_do_not_show_that_a_pod_has_written_nothing(tmp_path:
             (cgroup / "io.stat").write_text("8:0 rbytes=0 wbytes=4096\n")
             (cgroup / "memory.stat").write_text("file_dirty 0\nfile_writeback 0\n")
         file = monitored.volume("u1", 100_000) / "file"
-        time.sleep(SETTLED_S + 0.1)
+        until_settled(file.parent)
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
         monitored.sync(NEAR, at - 1.0)
         monitored.sync(NEAR, at)
