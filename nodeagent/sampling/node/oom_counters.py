@@ -131,12 +131,14 @@ class OomCgroups:
 
     # --- cgroup v2
 
-    def _read_v2(self, top: str, path: str, inode: int, kubepods: str, *, depth: int) -> OomEvents:
-        """The new events of a cgroup with its descendants."""
+    def _read_v2(self, top: str, path: str, inode: int, kubepods: str, *, depth: int) -> OomEvents | None:
+        """The new events of a cgroup with its descendants; None if it is gone."""
         self._visited += 1
-        now = self._events(f"{top}{path}/memory.events")
-        if now is None or self._visited > MAX_CGROUPS:
+        if self._visited > MAX_CGROUPS:
             return NOTHING
+        now = self._events(f"{top}{path}/memory.events")
+        if now is None:
+            return None
         before = self._before(path, inode, now)
         new = now.minus(before.all)
         if new == NOTHING:
@@ -150,7 +152,10 @@ class OomCgroups:
             own_now = self._events(f"{top}{path}/memory.events.local")
             children = self._children(f"{top}{path}")
             for name, child in children:
-                below = below.plus(self._read_v2(top, f"{path}/{name}", child, kubepods, depth=depth + 1))
+                found = self._read_v2(top, f"{path}/{name}", child, kubepods, depth=depth + 1)
+                if found is None:
+                    continue  # gone since it was listed: its kills are counted as those of a missing child
+                below = below.plus(found)
                 if identity := cgroups.pod_uid(name) or cgroups.container_id(name):
                     present.append(identity)
             self._forget(path, {name for name, _ in children})

@@ -109,6 +109,14 @@ def test_a_container_that_is_gone_is_counted_in_its_pod(tree: Tree) -> None:
     assert count.present == {"b" * 64}
 
 
+def test_a_container_that_goes_after_it_was_listed_is_not_present(tree: Tree) -> None:
+    tree.add(CONTAINER, ooms=1, kills=1)
+    (tree.root / "sys/fs/cgroup" / CONTAINER[1:] / "memory.events").unlink()
+    [count] = tree.read().values()
+    assert (count.place.path, count.gone) == (POD, OomEvents(1, 1, 0))
+    assert count.present == {"b" * 64}
+
+
 def test_a_pod_that_is_gone_is_counted_in_its_qos_class(tree: Tree) -> None:
     tree.add(CONTAINER, kills=3)
     tree.remove(POD)
