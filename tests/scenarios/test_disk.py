@@ -387,7 +387,7 @@ def test_with_the_built_in_threshold_of_imagefs_a_node_full_of_images_keeps_its_
         os.posix_fallocate(image.fileno(), 0, (numbers.f_bavail - left) * numbers.f_frsize)
     agent = run(evictionHard={"imagefs.available": "17%"})
     until(lambda: any(line["code"] == "images-first" for line in agent.logged("not evicting")), "why no pod is evicted")
-    assert _condition_is(api, "NodeAgentDiskPressure", "False")
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
     assert kubepods.running(CHILL)
