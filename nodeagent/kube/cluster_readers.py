@@ -15,6 +15,7 @@ from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import pod_decoder
 from nodeagent.kube.joined_pods import JoinedPods
 from nodeagent.kube.node_fit import NodeFitReader
+from nodeagent.kube.node_images import UnusedImages
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.owner_lookup import OwnerReader
 from nodeagent.kube.pdb_watch import PdbWatch
@@ -64,6 +65,7 @@ class ClusterReaders:
             node.listen(wake)
         self._mirrors_of = node if config.mode is Mode.ENFORCE else None
         self._mirrors = JoinedPods()
+        self._unused_images = UnusedImages()
         self.pdbs = None
         if protection.disruption_budgets:
             self.pdbs = PdbWatch(transport, wake=wake, clock=clock, spread_s=_pdb_spread_s(config))
@@ -81,14 +83,20 @@ class ClusterReaders:
         PodDisruptionBudgets once those were wanted."""
         unreachable_since = self._transport.reach.unreachable_since
         view = self.pods.view()
-        pods = self._own_mirrors(view.pods)
+        listed = view.pods
+        pods = self._own_mirrors(listed)
         pods = self.volumes.with_claims(pods) if self.volumes else pods
         pods = self.owners.with_replicas(pods) if self.owners else pods
         pods = self.node_fit.with_node_fit(pods) if self.node_fit else pods
         pods = self.pdbs.with_pdbs(pods) if self.pdbs else pods
         node = self.node.view() if self.node is not None else None
-        allocatable = node.allocatable_memory if node is not None else None
-        return view._replace(pods=pods, unreachable_since=unreachable_since, allocatable_memory=allocatable)
+        images = node.images if node is not None and view.synced_at is not None else None
+        return view._replace(
+            pods=pods,
+            unreachable_since=unreachable_since,
+            allocatable_memory=node.allocatable_memory if node is not None else None,
+            unused_images=None if images is None else self._unused_images.sum(images, listed),
+        )
 
     def _own_mirrors(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods, with mirror pods of another Node object as ordinary ones. The Node's UID is known only once the

@@ -1,7 +1,7 @@
-"""This node's own Node object by list and watch: its conditions, taints and zone."""
+"""This node's own Node object by list and watch: its conditions, taints, zone and images."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -10,6 +10,7 @@ from nodeagent.config import k3s, quantity
 from nodeagent.kube import list_watch, objects
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_watch import ListWatch
+from nodeagent.kube.node_images import NodeImage
 from nodeagent.kube.transport import Transport
 from nodeagent.runtime import clock
 
@@ -50,6 +51,8 @@ class NodeView(NamedTuple):
     """Bytes; None if it is not stated."""
     k3s_arguments: tuple[str, ...] = ()
     """Of the k3s that contains the kubelet; empty if no annotation has them."""
+    images: tuple[NodeImage, ...] | None = None
+    """None: not listed."""
 
 
 class NodeWatch:
@@ -189,8 +192,13 @@ def decode_node(item: msgspec.Raw | bytes) -> NodeView:
         labels=raw.metadata.labels or {},
         unschedulable=bool(raw.spec.unschedulable),
         allocatable_memory=_bytes((raw.status.allocatable or {}).get("memory")),
+        images=_images(raw.status.images),
         k3s_arguments=_k3s_arguments((raw.metadata.annotations or {}).get(k3s.NODE_ARGS, "")),
     )
+
+
+def _images(listed: Sequence[objects.ContainerImage] | None) -> tuple[NodeImage, ...] | None:
+    return tuple([NodeImage(tuple(each.names or ()), max(0, each.size_bytes)) for each in listed]) if listed else None
 
 
 def _k3s_arguments(annotation: str) -> tuple[str, ...]:

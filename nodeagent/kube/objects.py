@@ -107,6 +107,8 @@ class ContainerStatus(Struct, rename="camel"):
     state: ContainerState | None = None
     restart_count: Int = 0
     container_id: str = msgspec.field(default="", name="containerID")
+    image: str = ""
+    image_id: str = msgspec.field(default="", name="imageID")
     allocated_resources: dict[str, str | Int] | None = None
     resources: ResourceRequirements | None = None
 
@@ -244,10 +246,16 @@ class Address(Struct):
     address: str = ""
 
 
+class ContainerImage(Struct, rename="camel"):
+    names: list[str] | None = None
+    size_bytes: Int = 0
+
+
 class NodeStatus(Struct):
     conditions: list[Condition] | None = None
     allocatable: dict[str, str | Int] | None = None
     addresses: list[Address] | None = None
+    images: list[ContainerImage] | None = None
 
 
 class NodeObject(Struct):

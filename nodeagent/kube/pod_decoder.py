@@ -38,6 +38,8 @@ MAX_TEXT: Final = 16 << 10
 """Characters of labels that are kept of a pod, and of annotations; etcd would store 1.5 MiB of them. The rest does not
 count: the API server alone applies a PodDisruptionBudget that selects by it, and an annotation of that size is
 ignored."""
+MAX_IMAGE_NAME: Final = 1024
+"""Characters of an image's name with its digest; a longer one is of no image."""
 MAX_PARTS: Final = 256
 """Containers of a kind, and volumes, that are kept of a pod: with 10,000 (1.2 MB in etcd) each pod would cost 8 MiB.
 The rest counts as without requests, which makes a pod no smaller."""
@@ -197,6 +199,7 @@ def _container(spec: objects.ContainerSpec, kind: ContainerKind, status: objects
         container_id=status.container_id.partition("://")[2],
         restart_count=status.restart_count,
         running=status.state is not None and status.state.running is not None,
+        image_names=tuple([name for name in (status.image, status.image_id) if 0 < len(name) <= MAX_IMAGE_NAME]),
     )
 
 

@@ -57,6 +57,8 @@ class PodsView(NamedTuple):
     """False without an API server: no list will come."""
     allocatable_memory: int | None = None
     """Of the Node object, in bytes; None: not known."""
+    unused_images: int | None = None
+    """Bytes of the node's images that no pod uses; None: not known."""
 
 
 def list_pods(transport: Transport, node_name: str, *, keep_annotations: Sequence[str] = ()) -> PodsView:

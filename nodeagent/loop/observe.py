@@ -7,7 +7,7 @@ Promises:
 3. Nothing here waits for the API server or a disk.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from nodeagent.loop import schedule
@@ -21,7 +21,6 @@ from nodeagent.model import (
     NodeSnapshot,
     Plan,
     PodSource,
-    RefusalCode,
     Signal,
     Threshold,
     Tier,
@@ -31,6 +30,7 @@ from nodeagent.policy import (
     effective_thresholds,
     eviction_hook,
     eviction_request,
+    image_collection,
     in_flight,
     resizes,
     victim_preview,
@@ -79,8 +79,8 @@ class Observer:
         """The newest snapshot with pods, of a decision or a prearm."""
         self._recount_requested = False
         """The last decision waits for new disk usage of some pods."""
-        self._full_of_images = frozenset[Signal]()
-        """Signals of which only images were below a threshold at the last decision."""
+        self._left_to_kubelet: Mapping[Threshold, Threshold] = {}
+        """Thresholds that counted as not met at the last decision because of images, each with what counts instead."""
         self._thresholds: dict[DiskLayout, tuple[Threshold, ...]] = {}
         self.ranking_cache = candidates.RankingCache()
         self.interval_factor = 1.0
@@ -117,7 +117,8 @@ class Observer:
         if Signal.PID in due.crossed or _pids_low(node):
             self._runtime.count_zombies_soon()
         layout = components.sampler.host_layout()
-        urgency = disk_urgency(due, self._full_of_images)
+        images = frozenset([each.signal for each in self._left_to_kubelet])
+        urgency = DiskUrgency(crossed=due.crossed, near=due.near, full_of_images=images)
         components.disks.request_walks(node, urgency, hierarchy=layout.hierarchy, layout=layout.layout)
         return node, due
 
@@ -145,15 +146,11 @@ class Observer:
         )
 
     def follow(self, plan: Plan) -> None:
-        """From the next sync on, measure the disk usage that the plan wants again, and walk a disk slowly that only
-        images fill."""
+        """From the next sync on, measure the disk usage that the plan wants again, and treat a disk that only images
+        fill as calm until its threshold counts."""
         self._components().disks.recount(plan.recount)
         self._recount_requested = bool(plan.recount)
-        self._full_of_images = frozenset(
-            verdict.signal
-            for verdict in plan.signals
-            if any(each.not_due_code is RefusalCode.IMAGES_FIRST for each in verdict.thresholds)
-        )
+        self._left_to_kubelet = image_collection.next_thresholds(plan.signals)
 
     def thresholds(self, layout: DiskLayout) -> tuple[Threshold, ...]:
         """The thresholds that are in force with this disk layout."""
@@ -167,7 +164,7 @@ class Observer:
         sampling = self._components().config.sampling
         return ScheduleInputs(
             node,
-            self.thresholds(node.layout),
+            tuple([self._left_to_kubelet.get(each, each) for each in self.thresholds(node.layout)]),
             own_cost.longer_interval(sampling.interval_s, self.interval_factor, stale_after_s=sampling.stale_after_s),
             calm_s=min(schedule.CALM_S, sampling.stale_after_s / 2),
             work_pending=self._work_pending(node.taken_at),
@@ -224,6 +221,7 @@ class Observer:
             own_pod_uid=runtime.own_pod_uid,
             zombies=runtime.zombies(),
             allocatable_memory=view.allocatable_memory,
+            unused_images=view.unused_images,
         )
 
 
@@ -245,9 +243,3 @@ def _unlisted(reading: PodReading, *, listed: int, now: float) -> frozenset[str]
             and (usage.started_at is None or now - usage.started_at >= LISTING_DELAY_S)
         ]
     )
-
-
-def disk_urgency(due: Schedule, full_of_images: frozenset[Signal]) -> DiskUrgency:
-    """How urgent disk usage is. A disk that only images fill is in no hurry, although it is below a threshold."""
-    images = due.crossed & full_of_images
-    return DiskUrgency(crossed=due.crossed - images, near=due.near, full_of_images=images)

@@ -218,6 +218,8 @@ class Container(NamedTuple):
     running: bool = False
     memory_restarts: bool = False
     """Its resizePolicy restarts it for a change of its memory."""
+    image_names: tuple[str, ...] = ()
+    """status.containerStatuses[].image and imageID: names that the Node's status.images has too."""
 
 
 class Owner(NamedTuple):

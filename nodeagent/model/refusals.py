@@ -425,9 +425,10 @@ class RefusalCode(enum.StrEnum):
     IMAGES_FIRST = (
         "images-first",
         _decision(
-            "Disks: a built-in threshold of imagefs is crossed, at least 14% of the disk are left, and pods are not "
-            "the cause: they do not fill it within an hour. A kubelet keeps unused images until the disk is 85% full. "
-            "The threshold counts as not met, also for the condition.",
+            "Disks: a built-in threshold of imagefs is crossed, at least 14% of the disk are left (1% less than the "
+            "kubelet's own threshold), and images are the cause: pods do not fill it within an hour, or the images "
+            "that no pod uses make room for that. A kubelet keeps these until the disk is 85% full. The threshold "
+            "counts as not met, also for the condition.",
             "Remove images earlier (`reclaim.actions` of kind `images`, or `imageGCHighThresholdPercent` of the "
             "kubelet), or set another value, which is judged as it is written.",
             config_key="reclaim.waitForKubelet",

@@ -252,6 +252,8 @@ class NodeSnapshot(NamedTuple):
 
     allocatable_memory: int | None = None
     """The Node's status.allocatable, in bytes. None: not known."""
+    unused_images: int | None = None
+    """Bytes of the images on the node that no pod uses, by the Node's status.images. None: not known."""
 
     def with_protected_cache(self, amount: int | None) -> "NodeSnapshot":
         """The node with the kernel's figures less this protected page cache instead of `protected_cache`. None: it was

@@ -108,6 +108,7 @@ def decide(
     if not config.ranking.kubelet:
         judged = inode_shortage.without_byte_shortage(judged)
     judged = image_collection.without_images(judged, snapshot, now=now, config=config)
+    threshold_state = thresholds.clear(threshold_state, image_collection.left_to_kubelet(judged))
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     healthy = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
     observed = in_flight.advance(state.in_flight, snapshot, now=now, config=config, healthy=healthy)

@@ -181,6 +181,18 @@ def observe_only(state: ThresholdState) -> ThresholdState:
     return state._replace(good_samples={})
 
 
+def clear(state: ThresholdState, left: Iterable[ThresholdVerdict]) -> ThresholdState:
+    """The state with these thresholds CLEAR: they count as not met, and begin a new grace when they are."""
+    keys = {effective_thresholds.identity(each.threshold) for each in left}
+    if not keys:
+        return state
+    return state._replace(
+        first_observed={key: at for key, at in state.first_observed.items() if key not in keys},
+        past_grace=tuple([key for key in state.past_grace if key not in keys]),
+        used_up_since={key: at for key, at in state.used_up_since.items() if key not in keys},
+    )
+
+
 def after_suspend(state: ThresholdState, slept_s: float, *, now: float) -> ThresholdState:
     """The state after a suspend of the machine, during which no grace period passed."""
     return state._replace(

@@ -60,6 +60,7 @@ class SnapshotParts(NamedTuple):
     own_pod_uid: str = ""
     zombies: ZombieCount | None = None
     allocatable_memory: int | None = None
+    unused_images: int | None = None
 
 
 def assemble_snapshot(parts: SnapshotParts) -> NodeSnapshot:
@@ -80,6 +81,7 @@ def assemble_snapshot(parts: SnapshotParts) -> NodeSnapshot:
         disk_traces=disks.traces if disks is not None else (),
         zombies=parts.zombies,
         allocatable_memory=parts.allocatable_memory,
+        unused_images=parts.unused_images,
     )
 
 

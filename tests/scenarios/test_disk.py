@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from tests.fake_kube import ApiServer, pod
 from tests.support.disk_load import LITTERER, WRITER, Disk
 from tests.support.livenode import MIB, Kubepods, Run, StartAgent, needs_cgroup_v1, until
 from tests.support.mounts import ext4, xfs
+from tests.support.scraped_agent import free_port
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
@@ -100,6 +103,24 @@ def run(kubepods: Kubepods, disk: Disk, start_agent: StartAgent) -> StartAgent:
 def _condition_is(api: ApiServer, kind: str, status: str) -> bool:
     found = api.condition(kind)
     return found is not None and found["status"] == status
+
+
+def _counted(address: str) -> dict[str, float]:
+    """Syncs, and how many of them read the pods and decided."""
+    pages: list[str] = []
+
+    def served() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+                pages.append(answer.read().decode())
+        except urllib.error.HTTPError as refused:
+            assert refused.code == 429  # noqa: PT017 - only so many in a second
+        return bool(pages)
+
+    until(served, "the metrics")
+    lines = dict(line.rpartition(" ")[::2] for line in pages[0].splitlines() if line.startswith("nodeagent_s"))
+    syncs, decided = lines["nodeagent_syncs_total"], lines['nodeagent_stage_duration_seconds_count{stage="decide"}']
+    return {"syncs": float(syncs), "full samples": float(decided)}
 
 
 def _idle(kubepods: Kubepods, disk: Disk, uid: str, *, files: int = 1, mib: int = 0) -> None:
@@ -376,21 +397,57 @@ def test_a_pod_that_fills_an_xfs_does_not_cost_the_pod_with_many_files(
     assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]
 
 
+def _fill_with_images(disk: Disk, *, left: float) -> None:
+    numbers = os.statvfs(disk.place)
+    with (disk.place / "images/layer").open("wb") as image:
+        os.posix_fallocate(image.fileno(), 0, (numbers.f_bavail - int(left * numbers.f_blocks)) * numbers.f_frsize)
+
+
 def test_with_the_built_in_threshold_of_imagefs_a_node_full_of_images_keeps_its_pods(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     """A kubelet keeps unused images until 15% are left."""
     _idle(kubepods, disk, CHILL, files=20, mib=40)
-    numbers = os.statvfs(disk.place)
-    with (disk.place / "images/layer").open("wb") as image:
-        left = int(0.155 * numbers.f_blocks)
-        os.posix_fallocate(image.fileno(), 0, (numbers.f_bavail - left) * numbers.f_frsize)
-    agent = run(evictionHard={"imagefs.available": "17%"})
+    _fill_with_images(disk, left=0.155)
+    address = f"127.0.0.1:{free_port()}"
+    agent = run(evictionHard={"imagefs.available": "17%"}, metrics={"address": address})
     until(lambda: any(line["code"] == "images-first" for line in agent.logged("not evicting")), "why no pod is evicted")
     assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    before = _counted(address)
+    until(lambda: _counted(address)["syncs"] >= before["syncs"] + 20, "twenty syncs")
+    assert _counted(address)["full samples"] <= before["full samples"] + 5, (
+        "a disk full of images makes no node restless"
+    )
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
     assert kubepods.running(CHILL)
+
+
+def test_a_pod_may_fill_what_unused_images_make_room_for(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    """Until a kubelet has had its chance to remove them."""
+    node = api.node()
+    node["status"]["images"] = [{"names": ["registry.example/old:1"], "sizeBytes": 60 * MIB}]
+    api.put_node(node)
+    _idle(kubepods, disk, CHILL, files=20, mib=20)
+    (disk.volume(FILLER) / "data").write_bytes(b"x" * 40 * MIB)
+    filler = _start(kubepods, disk, FILLER, WRITER, 2.0)
+    _fill_with_images(disk, left=0.165)
+    left: list[float] = []
+
+    def kubelet(entry: dict[str, Any], _body: dict[str, Any]) -> None:
+        assert entry["metadata"]["name"] == "filler"
+        numbers = os.statvfs(disk.place)
+        left.append(numbers.f_bavail / numbers.f_blocks)
+
+    api.on_eviction = kubelet
+    agent = run(evictionHard={"imagefs.available": "17%"})
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    _go(filler)
+    assert api.wait_for(lambda: left, 60), agent.events()
+    assert 0.10 < left[0] < 0.14
+    _release(kubepods, disk, api, agent)
 
 
 def _without_ptrace(start: Callable[[], Run]) -> Run:

@@ -80,11 +80,11 @@ class DiskUrgency(NamedTuple):
     """How urgent disk usage is."""
 
     crossed: frozenset[Signal] = frozenset()
-    """Signals below a threshold."""
+    """Signals below a threshold that counts."""
     near: frozenset[Signal] = frozenset()
     """Disk signals that may soon be below a threshold."""
     full_of_images: frozenset[Signal] = frozenset()
-    """Signals below a threshold that is not met, because only images fill the disk: this may last for weeks."""
+    """Signals below a threshold that counts as not met, because only images fill the disk: this may last for weeks."""
 
 
 class DiskMonitor:

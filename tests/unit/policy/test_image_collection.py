@@ -6,7 +6,10 @@ import pytest
 
 from nodeagent.config import load
 from nodeagent.config.schema import Config, RankingConfig
+from nodeagent.loop import schedule
+from nodeagent.loop.schedule import ScheduleInputs, ScheduleState
 from nodeagent.model import (
+    Amount,
     ConditionStatus,
     ConditionType,
     DiskLayout,
@@ -14,13 +17,14 @@ from nodeagent.model import (
     DiskTrace,
     DiskUsage,
     DiskUsageQuality,
+    KubeletLevel,
     Plan,
     PodView,
     RefusalCode,
     Signal,
     SignalState,
 )
-from nodeagent.policy import engine
+from nodeagent.policy import effective_thresholds, engine, image_collection
 from nodeagent.policy.state import initial
 from tests.support import nodes
 from tests.support.nodes import GI, MI, NOW, snapshot
@@ -58,6 +62,7 @@ def last_plan(
     rest_grew: int = 0,
     traced: bool = True,
     falls_per_s: int = 0,
+    unused_images: int | None = None,
 ) -> Plan:
     """The plan after twenty minutes in which imagefs had this much left, or the first that evicts."""
     state = initial("t", now=NOW)
@@ -72,6 +77,7 @@ def last_plan(
         node = snapshot(*pods(at), at=at, available=available, layout=layout)
         if traced:
             node = node._replace(disk_traces=(trace(at, free, pods_grew=pods_grew, rest_grew=rest_grew),))
+        node = node._replace(unused_images=unused_images)
         plan, state = engine.decide(node, state, now=at, config=settings)
         if plan.victims:
             break
@@ -87,7 +93,7 @@ def settings(**changes: Any) -> Config:
     ("layout", "left"),
     [
         *[(DiskLayout.SINGLE, left) for left in (19, 18, 16)],  # nodefs has 15% and 12%
-        *[(DiskLayout.DEDICATED_IMAGEFS, left) for left in (19, 18, 16, 15, 14)],
+        *[(DiskLayout.DEDICATED_IMAGEFS, left) for left in (19, 18, 16, 15)],
     ],
 )
 @pytest.mark.parametrize("traced", [True, False])
@@ -100,8 +106,8 @@ def test_with_nothing_configured_a_node_full_of_images_is_healthy(left: int, lay
     assert verdict.state is SignalState.OK
     refusal = next(each for each in plan.refusals if each.code is RefusalCode.IMAGES_FIRST)
     assert refusal.message == (
-        f"imagefs.available: {left}Gi of 100Gi are left, and pods do not fill it; the kubelet removes images that "
-        "nobody uses below 15%"
+        f"imagefs.available: {left}Gi of 100Gi are left, and pods do not fill it; below 15Gi the kubelet removes "
+        "images that nobody uses"
     )
 
 
@@ -125,6 +131,85 @@ def test_below_the_kubelets_collection_pods_are_evicted() -> None:
 def test_pods_that_fill_the_disk_are_evicted_as_early_as_ever(grew: dict[str, Any], evicts: bool) -> None:
     plan = last_plan(settings(), 16 * GI, **grew)
     assert bool(plan.victims) is evicts
+
+
+def test_pods_may_fill_what_unused_images_make_room_for() -> None:
+    plan = last_plan(settings(), 16 * GI, pods_grew=3 * GI, unused_images=5 * GI)
+    assert plan.victims == ()
+    refusal = next(each for each in plan.refusals if each.code is RefusalCode.IMAGES_FIRST)
+    assert refusal.message == (
+        "imagefs.available: 16Gi of 100Gi are left; pods fill it, and below 15Gi the kubelet removes images that "
+        "nobody uses, 5Gi now"
+    )
+
+
+@pytest.mark.parametrize(("unused", "hard", "soft"), [(GI, True, True), (3 * GI, False, True), (5 * GI, False, False)])
+def test_a_threshold_counts_that_unused_images_would_leave_met(unused: int, hard: bool, soft: bool) -> None:
+    """A kubelet removes them at 15%: the hard threshold has 17% and the soft one 20%."""
+    plan = last_plan(settings(), 16 * GI, layout=DiskLayout.DEDICATED_IMAGEFS, pods_grew=3 * GI, unused_images=unused)
+    met = {each.threshold.hard: each.met for verdict in plan.signals for each in verdict.thresholds if each.met}
+    assert (met.get(True, False), met.get(False, False)) == (hard, soft)
+
+
+def test_what_the_kubelet_can_remove_does_not_wait_below_its_level() -> None:
+    left = 13 * GI + 500 * MI
+    assert last_plan(settings(), left, layout=DiskLayout.DEDICATED_IMAGEFS, unused_images=50 * GI).victims
+
+
+def test_the_kubelets_own_threshold_is_where_it_removes_images() -> None:
+    """The agent's threshold follows it, and so does the kubelet's chance."""
+    kubelet = Amount(None, 25.0, "25%")
+    levels = (KubeletLevel(kubelet, Amount(None, 2.0, "2%"), margin_of_capacity=True),)
+    config = settings()
+    own = tuple(
+        [each._replace(above_kubelet=levels) if each.signal is Signal.IMAGEFS else each for each in config.thresholds]
+    )
+    config = config._replace(thresholds=own)
+    assert not last_plan(config, 24 * GI + 500 * MI, layout=DiskLayout.DEDICATED_IMAGEFS).victims
+    assert last_plan(config, 23 * GI + 500 * MI, layout=DiskLayout.DEDICATED_IMAGEFS).victims
+
+
+def test_the_grace_period_begins_when_pods_fill_the_disk() -> None:
+    """And not weeks before, when images did."""
+    config, state = settings(), initial("t", now=NOW)
+    evicted_at: float | None = None
+    for number in range(60):
+        at = NOW + number * SYNC_S
+        grew = 3 * GI if number >= 30 else 0
+        node = snapshot(*pods(at), at=at, available={Signal.IMAGEFS: 18 * GI}, layout=DiskLayout.DEDICATED_IMAGEFS)
+        node = node._replace(disk_traces=(trace(at, 18 * GI, pods_grew=grew, rest_grew=0),))
+        plan, state = engine.decide(node, state, now=at, config=config)
+        if plan.victims:
+            evicted_at = at
+            break
+        if not grew:
+            assert not state.thresholds.first_observed
+    grace_s = next(each.grace_period_s for each in config.thresholds if each.signal is Signal.IMAGEFS and not each.hard)
+    assert evicted_at is not None
+    assert grace_s <= evicted_at - (NOW + 30 * SYNC_S) <= grace_s + 2 * SYNC_S
+
+
+def test_a_disk_full_of_images_is_calm_until_its_threshold_counts() -> None:
+    """It may stay so for weeks: decisions are as rare as on a node far from every threshold."""
+    config = settings()
+    plan = last_plan(config, 16 * GI + 500 * MI, layout=DiskLayout.DEDICATED_IMAGEFS)
+    instead = image_collection.next_thresholds(plan.signals)
+    thresholds = effective_thresholds.effective(config, DiskLayout.DEDICATED_IMAGEFS)
+    state = ScheduleState()
+
+    def full_samples(left: int, seconds: range) -> list[int]:
+        nonlocal state
+        taken = []
+        for second in seconds:
+            available: dict[Signal, int | None] = {Signal.IMAGEFS: left, Signal.CONTAINERFS: left}
+            node = snapshot(at=float(second), available=available, layout=DiskLayout.DEDICATED_IMAGEFS)
+            inputs = ScheduleInputs(node, tuple([instead.get(each, each) for each in thresholds]), 1.0)
+            due, state = schedule.plan_next(inputs, state)
+            taken += [second] if due.full_sample else []
+        return taken
+
+    assert full_samples(16 * GI + 500 * MI, range(1, 40)) == [1, 2, 3, 4, 5, 15, 25, 35]
+    assert full_samples(13 * GI + 900 * MI, range(40, 43)) == [40, 41, 42]
 
 
 @pytest.mark.parametrize(
