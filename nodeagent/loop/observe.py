@@ -118,7 +118,7 @@ class Observer:
             self._runtime.count_zombies_soon()
         layout = components.sampler.host_layout()
         images = frozenset([each.signal for each in self._left_to_kubelet])
-        urgency = DiskUrgency(crossed=due.crossed, near=due.near, full_of_images=images)
+        urgency = DiskUrgency(crossed=due.crossed, soon=due.soon, lasting=due.near | images)
         components.disks.request_walks(node, urgency, hierarchy=layout.hierarchy, layout=layout.layout)
         return node, due
 

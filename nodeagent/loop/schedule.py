@@ -9,7 +9,7 @@ are read with the node sample, so for them it means in the next sync.
     node          RATE of every signal, between `SHORTEST_S` and the interval; at most `SOFT_SAMPLE_S` below a threshold
     limits        RATE of memory, CALM at most; every sync if a threshold is crossed, unknown or uses MemAvailable (the
                   lower of both figures does)
-    filesystems   RATE of each disk, CALM at most; every sync if crossed or near; after `UNKNOWN_S` if unknown
+    filesystems   RATE of each disk, CALM at most; every sync if crossed, near or soon; after `UNKNOWN_S` if unknown
     own limits    with each node sample, which is taken as soon as a pod of `ownLimit` may be near its limit
     full sample   every sync below a hard threshold or with an eviction in flight; at each crossing; as soon as a pod is
                   near a memory limit of its own, and every interval while it is; every
@@ -102,11 +102,11 @@ UNKNOWN_S: Final = 1.0
 """A disk whose threshold cannot be judged is read again after this: a mount may come back, but the inodes of btrfs are
 never known. Limits are then read in every sync: that is cheap, and for memory a second is long."""
 
-NEAR_AHEAD_S: Final = 60.0
-"""A disk is near its threshold if it crosses it within this time at its recent fill: long enough to walk some millions
-of files before (200,000 take 0.35 s, performance.md R4)."""
+SOON_S: Final = 60.0
+"""A disk crosses its threshold soon if it does so within this time at its recent fill: long enough to walk some
+millions of files before (200,000 take 0.35 s, performance.md R4)."""
 NEAR_SHARE: Final = 0.1
-"""A disk is also near its threshold while its headroom is at most this share of the threshold's value."""
+"""A disk is near its threshold while its headroom is at most this share of the threshold's value."""
 
 OWN_LIMIT_SOON_S: Final = 0.5
 """Own limits that are read again within this time are near: connections to the API server are opened."""
@@ -192,7 +192,9 @@ class Schedule(NamedTuple):
     own_limit_near: bool = False
     """A pod is or may soon be near a memory limit of its own."""
     near: frozenset[Signal] = frozenset()
-    """Disk signals that may be below one soon."""
+    """Disk signals that are near a threshold."""
+    soon: frozenset[Signal] = frozenset()
+    """Disk signals that cross a threshold soon at their recent fill."""
     short: Tier | None = None
     """Memory or PIDs are short, and this tier may evict pods for it: now, or perhaps in the next sync."""
     prearm: bool = False
@@ -229,9 +231,13 @@ class ThresholdLevel(NamedTuple):
 
     @property
     def near(self) -> bool:
-        """True for a disk that may cross its threshold soon."""
-        reach = max(NEAR_SHARE * self.value, self.level.fill_per_s * NEAR_AHEAD_S)
-        return self.threshold.signal in DISK_SIGNALS and 0 <= self.headroom <= reach
+        """True for a disk that is near its threshold. It may stay there for weeks."""
+        return self.threshold.signal in DISK_SIGNALS and 0 <= self.headroom <= NEAR_SHARE * self.value
+
+    @property
+    def soon(self) -> bool:
+        """True for a disk that crosses its threshold soon at its recent fill."""
+        return self.threshold.signal in DISK_SIGNALS and 0 <= self.headroom < self.level.fill_per_s * SOON_S
 
     def crosses_within(self, seconds: float, *, fill_per_s: float) -> bool:
         return self.may_act and self.threshold.hard and 0 <= self.headroom < fill_per_s * seconds
@@ -285,6 +291,7 @@ def plan_next(inputs: ScheduleInputs, state: ScheduleState) -> tuple[Schedule, S
         _nearest(view.known),
         crossed=frozenset([each.threshold.signal for each in view.known if each.crossed]),
         near=frozenset([each.threshold.signal for each in view.known if each.near]),
+        soon=frozenset([each.threshold.signal for each in view.known if each.soon]),
         own_limit_near=bool(inputs.near_own_limit) or inputs.own_limits_s < OWN_LIMIT_SOON_S,
         short=_short(view.known),
         prearm=prearm,
@@ -336,9 +343,9 @@ def limits_due(view: ScheduleView, state: ScheduleState) -> float:
 
 
 def filesystems_due(view: ScheduleView, state: ScheduleState) -> float:
-    """A disk that is crossed or near is read in every sync."""
+    """A disk that is crossed, near or soon crossed is read in every sync."""
     disks = [each for each in view.known if each.threshold.signal in DISK_SIGNALS]
-    if any(each.crossed or each.near for each in disks):
+    if any(each.crossed or each.near or each.soon for each in disks):
         return view.now
     times = [view.calm_every_s(state), *(each.time_left_s for each in disks)]
     if view.unknown & DISK_SIGNALS:

@@ -11,10 +11,10 @@ Promises:
 Theory of operation. Each sync calls `request_walks`, which acts by urgency:
 
     calm       Nothing.
-    slow       `localStorageLimits` is on, or a disk is full of images alone: a walk every `_SLOW_S`, as often as the
-               kubelet walks volumes.
-    near       A threshold may be crossed soon: walks with pauses, and write rates, so that the first walk is complete
-               and the rates are known at the crossing.
+    slow       `localStorageLimits` is on, or a disk is near a threshold or full of images alone, which may last for
+               weeks: a walk every `_SLOW_S`, as often as the kubelet walks volumes.
+    soon       A threshold is crossed soon: walks with pauses, and write rates, so that the first walk is complete and
+               the rates are known at the crossing.
     crossed    One walk after the other, at most `_CROSSED_WALK_S` each. The result so far is published, and the next
                walk continues. Every `_UNATTRIBUTED_EVERY_S` also the usage outside of pods.
 
@@ -56,10 +56,10 @@ _CROSSED_WALK_S: Final = 2.0
 """Timeout of a walk below a threshold: its result is published then. 200,000 files take 0.35 s (performance.md R4)."""
 _WALK_S: Final = 20.0
 """Timeout of any other walk."""
-# (shortest pause, multiple of the last walk's duration): half of a core's time if crossed, a fifth if near, a tenth if
+# (shortest pause, multiple of the last walk's duration): half of a core's time if crossed, a fifth if soon, a tenth if
 # slow.
 _CROSSED_PAUSE: Final = (0.5, 1.0)
-_NEAR_PAUSE: Final = (10.0, 4.0)
+_SOON_PAUSE: Final = (10.0, 4.0)
 _SLOW_S: Final = 60.0
 _SLOW_PAUSE: Final = (_SLOW_S, 9.0)
 _WRITES_EVERY_S: Final = 0.25
@@ -81,10 +81,10 @@ class DiskUrgency(NamedTuple):
 
     crossed: frozenset[Signal] = frozenset()
     """Signals below a threshold that counts."""
-    near: frozenset[Signal] = frozenset()
-    """Disk signals that may soon be below a threshold."""
-    full_of_images: frozenset[Signal] = frozenset()
-    """Signals below a threshold that counts as not met, because only images fill the disk: this may last for weeks."""
+    soon: frozenset[Signal] = frozenset()
+    """Disk signals that cross a threshold soon."""
+    lasting: frozenset[Signal] = frozenset()
+    """Signals that are near a threshold, or below one that counts as not met because only images fill the disk."""
 
 
 class DiskMonitor:
@@ -129,8 +129,8 @@ class DiskMonitor:
         if self._worker is not None:
             self._traces.add(self._worker.latest().file_systems)
         disks = frozenset(each for each in urgency.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & DISK_SIGNALS
-        urgent = disks | urgency.near
-        measured = urgent | urgency.full_of_images
+        urgent = disks | urgency.soon
+        measured = urgent | urgency.lasting
         now = self._now = node.taken_at
         if measured or self._limits:
             self._needed_at = now
@@ -229,7 +229,7 @@ class DiskMonitor:
             self._requested_at, self._requested_short = now, False
             worker.request(WalkRequest(pods, timeout_s=_WALK_S, recount=True))
             return
-        pause, times = _CROSSED_PAUSE if crossed else _NEAR_PAUSE if urgent else _SLOW_PAUSE
+        pause, times = _CROSSED_PAUSE if crossed else _SOON_PAUSE if urgent else _SLOW_PAUSE
         ended = latest.finished_at if latest.finished_at is not None else float("-inf")
         if now - ended < max(pause, times * latest.took_s):
             return

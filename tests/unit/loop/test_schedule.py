@@ -306,6 +306,17 @@ def test_a_disk_that_is_crossed_or_near_is_read_in_every_sync(available: int) ->
     assert state.filesystems_at == 7.0
 
 
+def test_a_disk_that_stays_near_its_threshold_is_in_no_hurry() -> None:
+    """A healthy node may stay there for weeks."""
+    nodefs, nothing = frozenset({Signal.NODEFS}), frozenset[Signal]()
+    verdict, state = _plan(_with_disk(GIB + 50 * MIB, read_at=7.0, at=7.0), ScheduleState(), HARD, DISK)
+    assert (verdict.near, verdict.soon) == (nodefs, nothing)
+    verdict, state = _plan(_with_disk(GIB + 49 * MIB, read_at=8.0, at=8.0), state, HARD, DISK)
+    assert (verdict.near, verdict.soon) == (nodefs, nodefs), "at 1 MiB/s there in 49 s"
+    verdict, _ = _plan(_with_disk(3 * GIB, read_at=7.0, at=7.0), ScheduleState(), HARD, DISK)
+    assert (verdict.near, verdict.soon) == (nothing, nothing)
+
+
 def test_an_unknown_disk_is_read_again_once_a_second() -> None:
     verdict, state = _plan(_with_disk(None, read_at=6.5, at=7.0, memory=310 * MIB), ScheduleState(), HARD, DISK)
     assert (verdict.sleep_s, state.filesystems_at) == pytest.approx((schedule.SHORTEST_S, 6.5 + schedule.UNKNOWN_S))

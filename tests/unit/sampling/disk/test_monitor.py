@@ -21,7 +21,7 @@ from tests.support.disk_trees import EMPTY_DIR, ID, node, until_settled
 from tests.support.disk_trees import pod as usage_of
 
 CROSSED = DiskUrgency(crossed=frozenset({Signal.NODEFS}))
-NEAR = DiskUrgency(near=frozenset({Signal.NODEFS}))
+SOON = DiskUrgency(soon=frozenset({Signal.NODEFS}))
 V2 = Hierarchy("v2", "/cg", MemoryV2(), "/cg", "/cg")
 V1 = Hierarchy("v1", "/cg/memory", MemoryV1(), "/cg/pids", None)
 LAYOUT = Layout(DiskLayout.SINGLE, "/var/lib/kubelet", None)
@@ -84,8 +84,8 @@ def test_without_a_near_threshold_there_are_no_walks_and_no_results(monitored: M
     assert found["u1"].writing is None
 
 
-@pytest.mark.parametrize("urgency", [NEAR, CROSSED])
-def test_a_disk_near_its_threshold_is_walked_and_each_number_has_its_time(
+@pytest.mark.parametrize("urgency", [SOON, CROSSED])
+def test_a_disk_that_fills_is_walked_and_each_number_has_its_time(
     monitored: MonitoredNode, urgency: DiskUrgency
 ) -> None:
     monitored.volume("u1", 100_000)
@@ -98,13 +98,13 @@ def test_a_disk_near_its_threshold_is_walked_and_each_number_has_its_time(
     assert "snapshotter" in found.disk_usage_quality.unknown[0]
 
 
-def test_walks_have_pauses_near_a_threshold_and_short_ones_below_it(monitored: MonitoredNode) -> None:
+def test_walks_have_pauses_above_a_threshold_and_short_ones_below_it(monitored: MonitoredNode) -> None:
     volume = monitored.volume("u1", 100_000)
-    first = usages(monitored.measured(NEAR))["u1"].disk_usage_quality
+    first = usages(monitored.measured(SOON))["u1"].disk_usage_quality
     assert first is not None
     (volume / "more").write_bytes(b"x" * 100_000)
     monitored.ended.clear()
-    assert usages(monitored.sync(NEAR, first.read_at + 5.0))["u1"].disk_usage_quality == first
+    assert usages(monitored.sync(SOON, first.read_at + 5.0))["u1"].disk_usage_quality == first
     assert not monitored.ended.wait(0.2), "a walk 5 s after the last one"
     monitored.sync(CROSSED, first.read_at + 5.0)
     assert monitored.ended.wait(30)
@@ -120,18 +120,20 @@ def test_limits_alone_are_a_reason_to_walk(tmp_path: Path) -> None:
         monitored.monitor.close()
 
 
-def test_a_disk_full_of_images_is_walked_slowly(monitored: MonitoredNode) -> None:
-    images = DiskUrgency(full_of_images=frozenset({Signal.IMAGEFS}))
+def test_a_disk_that_may_stay_as_it_is_for_weeks_is_walked_slowly(monitored: MonitoredNode) -> None:
+    lasting = DiskUrgency(lasting=frozenset({Signal.IMAGEFS}))
     volume = monitored.volume("u1", 100_000)
-    first = usages(monitored.measured(images))["u1"].disk_usage_quality
+    first = usages(monitored.measured(lasting))["u1"].disk_usage_quality
     assert first is not None
     (volume / "more").write_bytes(b"x" * 100_000)
     monitored.ended.clear()
-    monitored.sync(images, first.read_at + 50.0)
+    monitored.sync(lasting, first.read_at + 50.0)
     assert not monitored.ended.wait(0.2), "a walk 50 s after the last one"
-    monitored.sync(images, first.read_at + 70.0)
+    monitored.sync(lasting, first.read_at + 70.0)
     assert monitored.ended.wait(30)
-    assert usages(monitored.sync(images, first.read_at + 70.0))["u1"].disk.volumes_bytes == 2 * 102_400 + 4096
+    found = usages(monitored.sync(lasting, first.read_at + 70.0))["u1"]
+    assert found.disk.volumes_bytes == 2 * 102_400 + 4096
+    assert found.writing is None
 
 
 def test_old_write_counters_do_not_show_that_a_pod_has_written_nothing(tmp_path: Path) -> None:
@@ -145,10 +147,10 @@ def test_old_write_counters_do_not_show_that_a_pod_has_written_nothing(tmp_path:
         file = monitored.volume("u1", 100_000) / "file"
         until_settled(file.parent)
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        monitored.sync(NEAR, at - 1.0)
-        monitored.sync(NEAR, at)
+        monitored.sync(SOON, at - 1.0)
+        monitored.sync(SOON, at)
         assert monitored.ended.wait(30)
-        assert usages(monitored.sync(NEAR, at))["u1"].disk.volumes_bytes == 102_400 + 4096
+        assert usages(monitored.sync(SOON, at))["u1"].disk.volumes_bytes == 102_400 + 4096
         file.write_bytes(b"x" * 200_000)
         monitored.ended.clear()
         later = at + 70.0
@@ -188,7 +190,7 @@ def test_a_recount_reads_all_files_although_the_cache_of_a_quiet_pod_could_be_us
 
 def test_results_that_were_long_not_needed_are_not_published(monitored: MonitoredNode) -> None:
     monitored.volume("u1", 100_000)
-    measured = monitored.measured(NEAR)
+    measured = monitored.measured(SOON)
     assert usages(monitored.sync(DiskUrgency(), measured.taken_at + 60.0))["u1"].disk_usage_quality is not None
     assert usages(monitored.sync(DiskUrgency(), measured.taken_at + 600.0))["u1"].disk_usage_quality is None
 
@@ -209,7 +211,7 @@ def test_traces_are_of_the_same_walk_as_the_pods_if_it_ends_during_a_sync(monito
 
 def test_a_walk_for_inodes_alone_has_no_bytes(monitored: MonitoredNode) -> None:
     monitored.volume("u1", 100_000)
-    found = usages(monitored.measured(DiskUrgency(near=frozenset({Signal.NODEFS_INODES}))))["u1"]
+    found = usages(monitored.measured(DiskUrgency(soon=frozenset({Signal.NODEFS_INODES}))))["u1"]
     assert (found.disk.volumes_bytes, found.disk.volumes_inodes) == (None, 2)
 
 
@@ -221,9 +223,9 @@ def test_write_rates_are_known_before_the_walk_ends(monitored: MonitoredNode) ->
         (path / "memory.stat").write_text("file_dirty 0\nfile_writeback 0\n")
     at = time.clock_gettime(time.CLOCK_BOOTTIME)
     monitored.sync(DiskUrgency(), at)
-    monitored.sync(NEAR, at + 1.0)
+    monitored.sync(SOON, at + 1.0)
     (monitored.top / "cg/kubepods/podu2/memory.stat").write_text("file_dirty 50000000\nfile_writeback 0\n")
-    found = usages(monitored.sync(NEAR, at + 2.0))
+    found = usages(monitored.sync(SOON, at + 2.0))
     assert found["u2"].writing is not None
     assert found["u2"].writing.written == 50_000_000
     assert found["u2"].writing.bytes_per_s > 0
