@@ -181,13 +181,18 @@ class OomMonitor:
             return
         new = kills - self._kills
         self._kills = kills
+        hierarchy = self._components().sampler.host_layout().hierarchy
         if new > 0:
-            self._report(new, node, before=before)
-        else:
-            self._sources.log.mark(now)
-            hierarchy = self._components().sampler.host_layout().hierarchy
-            if now - self._read_at >= SETTLE_S and oom_counters.counts_limits(hierarchy):
-                self._store_ooms(self._read_counts(now), now)
+            self._report(new, self._read_counts(now), node, before=before)
+            return
+        self._sources.log.mark(now)
+        if now - self._read_at >= SETTLE_S and oom_counters.counts_limits(hierarchy):
+            counts = self._read_counts(now)
+            if any(count.own.kills or count.gone.kills for count in counts):
+                # Since the node's counter was read. The next reading of the cgroups shows these kills no more.
+                self._report(0, counts, node, before=before)
+            else:
+                self._store_ooms(counts, now)
 
     def _newest(self) -> _Judged | None:
         if self._last is None:
@@ -209,7 +214,7 @@ class OomMonitor:
             self._read_counts(node.taken_at)  # the counters so far are no new kills
             self._sources.log.mark(node.taken_at)
             return
-        self._report(new, node, before=node.taken_at, while_down=True)
+        self._report(new, self._read_counts(node.taken_at), node, before=node.taken_at, while_down=True)
 
     def _start_by(self, now: float) -> float:
         """Until when the kills of before wait for the API server, which names the pods and takes the Events."""
@@ -230,10 +235,12 @@ class OomMonitor:
             if count.own.ooms and (not count.own.kills or count.own.group_kills):
                 self._ooms[count.place] = (count.own, now)
 
-    def _report(self, new: int, node: NodeSnapshot, *, before: float, while_down: bool = False) -> None:
-        """Report `new` kills, of which the last sample before was taken at `before`."""
+    def _report(
+        self, new: int, counts: tuple[OomCount, ...], node: NodeSnapshot, *, before: float, while_down: bool = False
+    ) -> None:
+        """Report `new` kills of the node's counter with those that the cgroups count. The last sample before them was
+        taken at `before`."""
         now = node.taken_at
-        counts = self._read_counts(now)
         earlier = {place: events for place, (events, at) in self._ooms.items() if now - at < SETTLE_S}
         pods = self._known_pods(now)
         lines = [*self._settled(now), *self._read_log(now, new if while_down else None)]

@@ -337,6 +337,17 @@ def test_a_kill_between_the_two_readings_is_not_reported_twice(scene: Scene) -> 
     assert [[kill.number for kill in report.kills] for report in scene.session.reports] == [[2]]
 
 
+def test_a_kill_while_the_limits_are_read_is_attributed(scene: Scene) -> None:
+    """A calm node reads them, after the counter of its kills, for limits that were reached without a kill."""
+    scene.sync(full=True)
+    scene.kill(scene.container, ooms=1, counted=False)
+    scene.sync(SETTLE_S)
+    scene.vmstat(scene.kills + 1)
+    scene.sync()
+    [report] = scene.session.reports
+    assert [(kill.number, kill.pod, kill.cause) for kill in report.kills] == [(1, POD.key, OomCause.CONTAINER_LIMIT)]
+
+
 def test_a_node_that_does_not_count_kills_reports_none(scene: Scene) -> None:
     (scene.root / "proc/vmstat").write_text("nr_free_pages 1\n")
     scene.sync(full=True)
