@@ -37,7 +37,7 @@ from nodeagent.model import (
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Clocks, FileSystem, Host, Statvfs, Unreadable
-from nodeagent.sampling.node import filesystems, memory, page_cache, pids, psi, signals
+from nodeagent.sampling.node import filesystems, memory, page_cache, pids, psi, signals, zfs_cache
 from nodeagent.sampling.pods import pod_join, pod_names
 from nodeagent.sampling.pods.own_limits import OwnLimitReader
 from nodeagent.sampling.pods.pod_cache import PodCache
@@ -72,6 +72,8 @@ class HostLayout(NamedTuple):
     detected_at: float
     page_cache_blocked: str = ""
     """Why page cache of pods cannot be reclaimed; empty if it can."""
+    zfs: bool = False
+    """The cache of ZFS is part of the node's memory."""
 
 
 class FilesystemReading(NamedTuple):
@@ -174,7 +176,7 @@ class Sampler:
             readings = filesystems.read_filesystems(layout.layout, self._statvfs, now=now)
             self._filesystems = FilesystemReading(layout.layout, signals.observe_disks(readings))
         if limits or self._limits is None or self._limits.paths is not layout.memory:
-            self._limits = self._read_limits(layout.memory, now)
+            self._limits = self._read_limits(layout, now)
         facts = signals.NodeFacts(
             limits=self._limits.memory,
             paths=layout.memory,
@@ -282,10 +284,12 @@ class Sampler:
             self._own_limits.close()
             self._own_limits = None
 
-    def _read_limits(self, paths: memory.MemoryPaths, now: float) -> NodeLimits:
-        limits = memory.read_limits(self._files, paths)
+    def _read_limits(self, layout: HostLayout, now: float) -> NodeLimits:
+        limits = memory.read_limits(self._files, layout.memory)
+        if layout.zfs:
+            limits = limits._replace(zfs_cache=zfs_cache.evictable(self._host))
         mem_available = signals.observe_mem_available(limits, now=now)
-        return NodeLimits(paths, limits, mem_available, pids.read_limit(self._files))
+        return NodeLimits(layout.memory, limits, mem_available, pids.read_limit(self._files))
 
     def _protected_cache(self) -> int:
         """Of the last reading of the pods; 0 before the first one."""
@@ -320,6 +324,7 @@ class Sampler:
             notes=notes,
             detected_at=now - max(0.0, _LAYOUT_S - retry_s),
             page_cache_blocked=page_cache.reclaim_blocked(self._host, hierarchy, kubepods),
+            zfs=zfs_cache.is_part_of_memory(self._host),
         )
         return self._layout
 

@@ -23,6 +23,7 @@ from nodeagent.sampling.node import (
     pids,
     psi,
     swap,
+    zfs_cache,
 )
 from nodeagent.sampling.pods import pod_names
 from tests.fuzz import scratch
@@ -172,6 +173,8 @@ def _host_files(data: bytes) -> None:
     counter = oom_counters.OomKillCounter(host)
     _is_count(counter.read())
     counter.close()
+    zfs_cache.is_part_of_memory(host)
+    _is_count(zfs_cache.evictable(host))
     facts.read_facts(host)
     write_rates.disk_names(host, os.makedev(8, 1))
     history = write_rates.WriteHistory()

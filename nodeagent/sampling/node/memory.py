@@ -107,6 +107,8 @@ class MemoryLimits(NamedTuple):
     pods_reason: str
     swap_total: int | None = None
     """0 on a node without swap."""
+    zfs_cache: int = 0
+    """Bytes that ZFS drops when memory is short, which MemAvailable does not contain."""
 
 
 class MemoryReading(NamedTuple):

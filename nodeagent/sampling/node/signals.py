@@ -112,9 +112,12 @@ def observations(facts: NodeFacts, disks: Mapping[Signal, Observation]) -> dict[
 
 
 def observe_mem_available(memory: MemoryLimits, *, now: float) -> Observation:
-    """`memory.available` from the kernel's own estimate (MemAvailable), not from the working set."""
+    """`memory.available` from the kernel's own estimate (MemAvailable) and the cache of ZFS, without a working set."""
     source = f"{node_memory.MEMINFO} MemAvailable"
     if memory.mem_available is None or memory.total is None:
         reason = memory.meminfo_reason or f"{node_memory.MEMINFO} has no MemAvailable"
         return Observation(Signal.MEMORY, None, memory.total, now, source, reason)
-    return Observation(Signal.MEMORY, memory.mem_available, memory.total, now, source)
+    available = memory.mem_available + memory.zfs_cache
+    if not memory.zfs_cache or available > memory.total:  # a cache that is not of this memory
+        return Observation(Signal.MEMORY, memory.mem_available, memory.total, now, source)
+    return Observation(Signal.MEMORY, available, memory.total, now, f"{source} + evictable cache of ZFS")

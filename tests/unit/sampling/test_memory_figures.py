@@ -172,3 +172,75 @@ def test_on_a_recorded_node_the_kernels_figure_is_lower_and_decides(
     assert (figures.working_set // MI, figures.by_kernel // MI) == (working_set_mib, by_kernel_mib)
     assert plan.signals[0].observation.available == figures.by_kernel
     assert plan.signals[0].state is (SignalState.HARD if name.endswith("memory-pressure") else SignalState.OK)
+
+
+def write_arc(root: Path, *, size: int, clean: int, least: int) -> None:
+    """The lines of arcstats that matter, as OpenZFS writes a kstat of named numbers (type 4), among others."""
+    numbers = {
+        "hits": 1115656,
+        "c_min": least,
+        "c_max": 4 * GI,
+        "size": size,
+        "compressed_size": clean // 2,
+        "mru_evictable_data": clean - 3 * MI,
+        "mru_evictable_metadata": MI,
+        "mfu_evictable_data": MI,
+        "mfu_evictable_metadata": MI,
+        "memory_available_bytes": 18446744073009551616,
+    }
+    file = root / "proc/spl/kstat/zfs/arcstats"
+    file.parent.mkdir(parents=True)
+    head = "12 1 0x01 98 26656 1920163911 654183491814\n" + f"{'name':<31} {'type':<4} data\n"
+    file.write_text(head + "".join(f"{name:<31} {4:<4} {number}\n" for name, number in numbers.items()))
+
+
+def arc_node(root: Path) -> str:
+    """By MemAvailable a node that is short: 100 MiB of 8 GiB."""
+    return write_node(root, Node(memory_available=4 * GI, mem_available=100 * MI, pods=(HOG,)))
+
+
+def test_the_cache_of_zfs_is_available_and_costs_no_pod(tmp_path: Path) -> None:
+    root = arc_node(tmp_path)
+    before = sampled(root)
+    assert before.mem_available.available == 100 * MI
+    assert decided(before).victims
+    write_arc(tmp_path, size=3 * GI, clean=2 * GI, least=256 * MI)
+    after = sampled(root)
+    assert after.mem_available.available == 100 * MI + 2 * GI
+    assert after.mem_available.source == "/proc/meminfo MemAvailable + evictable cache of ZFS"
+    assert not decided(after).victims
+
+
+@pytest.mark.parametrize(
+    ("size", "clean", "least", "counted"),
+    [
+        (3 * GI, 2 * GI, 2 * GI, GI),
+        (GI, GI, 2 * GI, 0),
+        (3 * GI, 100 * MI, 0, 100 * MI),
+        (16 * GI, 16 * GI, 0, 0),
+    ],
+    ids=["above its minimum", "below its minimum", "mostly dirty", "more than the memory"],
+)
+def test_of_the_cache_of_zfs_counts_what_it_would_drop(
+    tmp_path: Path, size: int, clean: int, least: int, counted: int
+) -> None:
+    root = arc_node(tmp_path)
+    write_arc(tmp_path, size=size, clean=clean, least=least)
+    assert sampled(root).mem_available.available == 100 * MI + counted
+
+
+@pytest.mark.parametrize("text", ["", "size 4\n", "size 4 x\nc_min 4 0\n", "size 4 -1\n"])
+def test_damaged_figures_of_zfs_count_nothing(tmp_path: Path, text: str) -> None:
+    root = arc_node(tmp_path)
+    write_arc(tmp_path, size=3 * GI, clean=2 * GI, least=0)
+    (tmp_path / "proc/spl/kstat/zfs/arcstats").write_text(text)
+    assert sampled(root).mem_available.available == 100 * MI
+
+
+def test_in_a_container_of_lxcfs_the_cache_of_the_hosts_zfs_is_not_its_memory(tmp_path: Path) -> None:
+    root = arc_node(tmp_path)
+    write_arc(tmp_path, size=3 * GI, clean=2 * GI, least=0)
+    mounts = tmp_path / "proc/1/mountinfo"
+    lxcfs = "500 400 0:60 /proc/meminfo /proc/meminfo rw,nosuid,nodev,relatime - fuse.lxcfs lxcfs rw,user_id=0\n"
+    mounts.write_text(mounts.read_text() + lxcfs)
+    assert sampled(root).mem_available.available == 100 * MI
