@@ -341,8 +341,7 @@ class ClusterSession:
         return view.k3s_arguments if view is not None else ()
 
     def _node_view(self) -> NodeView | None:
-        node = self._opened.readers.node if self._opened is not None else None
-        return node.view() if node is not None else None
+        return self._opened.readers.node.view() if self._opened is not None else None
 
     def read_configz(self) -> str:
         """The kubelet's own configuration, read through the API server; empty until the node's identity is confirmed.
@@ -384,8 +383,7 @@ class ClusterSession:
         if self._opened is None:
             return tuple(Note(kind, reason) for kind, reason in parts if reason)
         _, readers, writers = self._opened
-        if readers.node is not None:
-            parts.append((NoteKind.NODE_OBJECT, readers.node.reason))
+        parts.append((NoteKind.NODE_OBJECT, readers.node.reason))
         if writers is not None:
             parts.append((NoteKind.NODE_CONDITIONS, writers.conditions.reason))
             parts.append((NoteKind.TAINTS, self._taints_trouble(writers)))
@@ -483,8 +481,8 @@ class ClusterSession:
         writers = None
         if config.mode is Mode.ENFORCE:
             writers = self._start_writers(confirmed, node)
-        elif readers.node is not None:
-            readers.node.start()
+        else:
+            node.start()
         if requests is not None:
             requests.start()
             self._eviction_requests = requests

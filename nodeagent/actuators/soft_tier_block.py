@@ -20,10 +20,10 @@ TAINT_WAIT_S: Final = 2.0
 two and a slow API server, and are short compared with a grace period."""
 
 
-def maintenance(node: NodeWatch | None, *, now: float, max_age_s: float) -> Refusal | None:
+def maintenance(node: NodeWatch, *, now: float, max_age_s: float) -> Refusal | None:
     """The node is under maintenance; None if it is not, or if that is not known: before the Node was read, and if its
     last version is older than `max_age_s`."""
-    view, synced_at = (node.view(), node.synced_at) if node is not None else (None, None)
+    view, synced_at = node.view(), node.synced_at
     if view is None or synced_at is None or now - synced_at > max_age_s:
         return None
     reason = node_maintenance.reason(view)

@@ -5,7 +5,7 @@ Promises:
 1. No call waits for the API server: each reader has its own thread.
 2. The watches of the pods and of the Node begin with `start`; PodDisruptionBudgets, claims, owners and other nodes are
    read only once they are wanted.
-3. Only readers that the configuration uses exist.
+3. Only readers that the configuration uses exist, and those of the pods and the Node.
 """
 
 from collections.abc import Callable
@@ -59,8 +59,7 @@ class ClusterReaders:
         protection, name = config.protection, node.node_name
         self._transport = transport
         self._clock = clock
-        self.node = node if _reads_node(config) else None
-        """The own Node: for the writers; in a dry run for profiles, maintenance and resizes."""
+        self.node = node
         if config.profiles:
             node.listen(wake)
         self._mirrors_of = node if config.mode is Mode.ENFORCE else None
@@ -89,7 +88,7 @@ class ClusterReaders:
         pods = self.owners.with_replicas(pods) if self.owners else pods
         pods = self.node_fit.with_node_fit(pods) if self.node_fit else pods
         pods = self.pdbs.with_pdbs(pods) if self.pdbs else pods
-        node = self.node.view() if self.node is not None else None
+        node = self.node.view()
         images = node.images if node is not None and view.synced_at is not None else None
         return view._replace(
             pods=pods,
@@ -132,18 +131,13 @@ class ClusterReaders:
     def counts(self) -> tuple[WatchCounts, ...]:
         """Counters of the watches; from any thread."""
         watches = (("pods", self.pods), ("node", self.node))
-        return tuple(WatchCounts(name, each.failures, each.relists) for name, each in watches if each is not None)
+        return tuple(WatchCounts(name, each.failures, each.relists) for name, each in watches)
 
     def stop(self) -> None:
         """End all threads."""
         for reader in (self.volumes, self.owners, self.node_fit, self.pdbs, self.pods, self.node):
             if reader is not None:
                 reader.stop()
-
-
-def _reads_node(config: Config) -> bool:
-    maintenance, resizes = config.protection.node_maintenance, config.own_limit.resize.enabled
-    return config.mode is Mode.ENFORCE or bool(config.profiles) or maintenance or resizes
 
 
 def _pdb_spread_s(config: Config) -> float:

@@ -126,11 +126,6 @@ def _enforce(config: Config) -> bool:
     return config.mode is Mode.ENFORCE
 
 
-def _reads_node(config: Config) -> bool:
-    profiles, maintenance = bool(config.profiles), config.protection.node_maintenance
-    return _enforce(config) or profiles or maintenance or config.own_limit.resize.enabled
-
-
 def _publishes(config: Config) -> bool:
     return _enforce(config) and (config.conditions.own or config.conditions.standard is not StandardConditions.OFF)
 
@@ -242,8 +237,8 @@ RIGHTS: Final = (
         _NODE,
         Scope.OWN_NODE,
     ),
-    Right("list", "", "nodes", *_OWN_NODE, Need.REQUIRED, _NODE, Scope.OWN_NODE, _reads_node),
-    Right("watch", "", "nodes", *_OWN_NODE, Need.REQUIRED, _NODE, Scope.OWN_NODE, _reads_node),
+    Right("list", "", "nodes", *_OWN_NODE, Need.REQUIRED, _NODE, Scope.OWN_NODE),
+    Right("watch", "", "nodes", *_OWN_NODE, Need.REQUIRED, _NODE, Scope.OWN_NODE),
     Right(
         "list",
         "",

@@ -218,9 +218,16 @@ def test_the_pause_for_maintenance_can_be_switched_off(api: ApiServer, session: 
     agent = session(off)
     eventually(lambda: agent.node_labels() is not None)
     assert agent.soft_tier_block() is None
-    dry_run = session(off._replace(mode=Mode.DRY_RUN))
-    watched = sum(watch.name == "node" for watch in dry_run.counts().watches)
-    assert watched == 0, "nothing needs the Node"
+
+
+def test_a_dry_run_reads_the_node_as_well(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    """It decides by the same facts: the unused images, and the arguments of k3s."""
+    node = api.node()
+    node["status"]["images"] = [{"names": ["registry.example/old:1"], "sizeBytes": 1000}]
+    api.put_node(node)
+    off = ENFORCE._replace(mode=Mode.DRY_RUN, protection=ENFORCE.protection._replace(node_maintenance=False))
+    agent = session(off)
+    eventually(lambda: agent.pods().unused_images == 1000)
 
 
 # --- taints ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from nodeagent.config.schema import (
     FleetConfig,
     Mode,
     OnBlocked,
-    Profile,
     ProtectionConfig,
     StandardConditions,
 )
@@ -45,12 +44,6 @@ def test_each_feature_that_is_off_needs_no_right() -> None:
         "get persistentvolumeclaims",
         "get persistentvolumes",
     }
-
-
-def test_profiles_need_the_rights_on_the_own_node_also_in_a_dry_run() -> None:
-    plain = Config(node_name="n1", protection=ProtectionConfig(node_maintenance=False))
-    pools = plain._replace(profiles=(Profile("gpu", {"pool": "gpu"}),))
-    assert names(pools) - names(plain) == {"list nodes", "watch nodes"}
 
 
 def test_overriding_budgets_and_eviction_slots_need_further_rights() -> None:
