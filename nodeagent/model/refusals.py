@@ -427,7 +427,7 @@ class RefusalCode(enum.StrEnum):
         _decision(
             "Disks: a built-in threshold of imagefs is crossed, at least 14% of the disk are left (1% less than the "
             "kubelet's own threshold), and images are the cause: pods do not fill it within an hour, or the images "
-            "that no pod uses make room for that. A kubelet keeps these until the disk is 85% full. The threshold "
+            "that no pod uses would free enough. A kubelet keeps these until the disk is 85% full. The threshold "
             "counts as not met, also for the condition.",
             "Remove images earlier (`reclaim.actions` of kind `images`, or `imageGCHighThresholdPercent` of the "
             "kubelet), or set another value, which is judged as it is written.",

@@ -423,7 +423,7 @@ def test_with_the_built_in_threshold_of_imagefs_a_node_full_of_images_keeps_its_
     assert kubepods.running(CHILL)
 
 
-def test_a_pod_may_fill_what_unused_images_make_room_for(
+def test_a_pod_may_fill_what_unused_images_would_free(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     """Until a kubelet has had its chance to remove them."""

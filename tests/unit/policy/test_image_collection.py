@@ -133,7 +133,7 @@ def test_pods_that_fill_the_disk_are_evicted_as_early_as_ever(grew: dict[str, An
     assert bool(plan.victims) is evicts
 
 
-def test_pods_may_fill_what_unused_images_make_room_for() -> None:
+def test_pods_may_fill_what_unused_images_would_free() -> None:
     plan = last_plan(settings(), 16 * GI, pods_grew=3 * GI, unused_images=5 * GI)
     assert plan.victims == ()
     refusal = next(each for each in plan.refusals if each.code is RefusalCode.IMAGES_FIRST)
