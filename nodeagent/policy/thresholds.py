@@ -13,7 +13,8 @@ its memory model. With `v` its value, `r` its minimum reclaim for the observed c
   between two samples, or the time while the agent was not running.
 * A shorter suspend of the machine stops the clock as well (`after_suspend`).
 
-The state of a threshold that is no longer configured is dropped. Its identity is signal, memory model, grace period and
+The state of a threshold that is no longer configured is dropped, and so is that of one that counts as not met because
+of images (`clear`). Its identity is signal, memory model, grace period and
 value.
 
 This is the kubelet's sync loop (KUBELET-CONTRACT, one sync, steps 5 to 11) except for unknown samples: the kubelet

@@ -4,8 +4,8 @@ Promises:
 
 1. The same name has the same pseudonym everywhere in one file. It is a keyed hash; the key is random, lives in this
    process only and is stored nowhere, so that two files cannot be compared and no name can be tried.
-2. A field that holds a name is replaced as a whole: pods, namespaces, owners, containers, volumes, claims, budgets,
-   priority classes, labels, annotations, nodes, UIDs, container ids.
+2. A field that holds a name is replaced as a whole: pods, namespaces, owners, containers, images, volumes, claims,
+   budgets, priority classes, labels, annotations, nodes, UIDs, container ids.
 3. In every other text all known names are replaced, and then every word that is not in nodeagent's own vocabulary: what
    is not known to be harmless is replaced. A word that joins letters and digits is a name even if its parts are not.
 4. Numbers, quantities, times, states, reasons and ids of decisions stay, so that the file can be explained and
@@ -63,7 +63,7 @@ _KINDS: Final[Mapping[str, Mapping[str, str]]] = {
             "priority_class": "priorityclass", "resource_version": _KEEP, "claims": "claim", "phase": _KEEP},
     "PodUsage": {"cgroup_uid": _UID},
     "Owner": {"name": "owner", "uid": _UID},
-    "Container": {"name": "container", "container_id": _UID},
+    "Container": {"name": "container", "container_id": _UID, "image_names": "image"},
     "ContainerUsage": {"name": "container", "container_id": _UID},
     "OwnLimit": {"container_id": _UID},
     "EmptyDir": {"name": "volume"},

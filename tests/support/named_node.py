@@ -56,6 +56,7 @@ NAMES: Final = (
     UID,
     UID.replace("-", "_"),
     CONTAINER_ID,
+    "agent/of/memory",
 )
 """Every name below, as a whole and the telling part of it."""
 _POD, _OWNER, _NAMESPACE = NAMES[0], NAMES[1], NAMES[2]
@@ -80,7 +81,14 @@ def view() -> PodView:
         uid=UID,
         cgroup_uid=UID,
         priority_class="platinum-tier",
-        containers=(Container("cardreader", container_id=CONTAINER_ID, running=True),),
+        containers=(
+            Container(
+                "cardreader",
+                container_id=CONTAINER_ID,
+                running=True,
+                image_names=("registry.contoso.example/agent/of/memory:pods",),  # words of nodeagent's own source
+            ),
+        ),
         owner=Owner("ReplicaSet", _OWNER, "9f0e2d3c-4b5a-4678-9abc-def012345678"),
         labels={"cost-center": "team-kraken", "contoso.example/app": "kraken"},
         annotations={"nodeagent.io/eviction": "last", "team.contoso.example/octopus": "kraken"},
