@@ -4,11 +4,13 @@ Theory of operation. `keep_above` adds to each threshold the levels that the kub
 require: a hard one must be above the kubelet's hard ones, a soft one above its soft and its hard ones. The margins are
 those of `defaults`. `resolve.resolve_threshold` then takes the highest value for the capacity. A soft threshold's
 grace period is shortened to end `defaults.KUBELET_GRACE_LEAD_S` before the kubelet's, because on a fast fall both
-levels are crossed at the same time. A threshold of the kubelet that can never be met (0) changes nothing, and one
-without a counterpart of the same signal has no effect.
+levels are crossed at the same time. A threshold of the kubelet that can never be met (0) raises nothing, and one
+without a counterpart of the same signal has no effect. A signal for which a known kubelet has no threshold gets such a
+0: then it is known that this kubelet never evicts for it.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from nodeagent.config import defaults, resolve
 from nodeagent.config.schema import Config
@@ -24,6 +26,8 @@ from nodeagent.model import (
     Unit,
     units,
 )
+
+_NEVER_MET: Final = Amount(0, None, "0")
 
 
 def keep_above(config: Config, kubelet: Sequence[Threshold]) -> Config:
@@ -137,6 +141,8 @@ def not_followed(threshold: Threshold, *, capacity: int | None) -> Amount | None
 
 def _keep_above(threshold: Threshold, kubelet: Sequence[Threshold]) -> Threshold:
     theirs = [each for each in kubelet if each.signal is threshold.signal]
+    if kubelet and not theirs:
+        theirs = [Threshold(threshold.signal, _NEVER_MET)]
     configured_s = threshold.grace_period_s if threshold.configured_grace_s is None else threshold.configured_grace_s
     graces = [each.grace_period_s for each in theirs if not each.hard and not _never_met(each.value)]
     grace_s = min([configured_s, *map(_grace_before, graces)])

@@ -30,8 +30,8 @@ from nodeagent.policy import (
     effective_thresholds,
     eviction_hook,
     eviction_request,
-    image_collection,
     in_flight,
+    kubelet_first,
     resizes,
     victim_preview,
 )
@@ -117,8 +117,8 @@ class Observer:
         if Signal.PID in due.crossed or _pids_low(node):
             self._runtime.count_zombies_soon()
         layout = components.sampler.host_layout()
-        images = frozenset([each.signal for each in self._left_to_kubelet])
-        urgency = DiskUrgency(crossed=due.crossed, soon=due.soon, lasting=due.near | images)
+        left = frozenset([each.signal for each in self._left_to_kubelet])
+        urgency = DiskUrgency(crossed=due.crossed, soon=due.soon, lasting=due.near | left)
         components.disks.request_walks(node, urgency, hierarchy=layout.hierarchy, layout=layout.layout)
         return node, due
 
@@ -146,11 +146,12 @@ class Observer:
         )
 
     def follow(self, plan: Plan) -> None:
-        """From the next sync on, measure the disk usage that the plan wants again, and treat a disk that only images
-        fill as calm until its threshold counts."""
+        """From the next sync on, measure the disk usage that the plan wants again, and treat a disk that is left
+        to the kubelet as calm until its threshold counts."""
         self._components().disks.recount(plan.recount)
         self._recount_requested = bool(plan.recount)
-        self._left_to_kubelet = image_collection.next_thresholds(plan.signals)
+        layout = self.latest.layout if self.latest is not None else DiskLayout.UNKNOWN
+        self._left_to_kubelet = kubelet_first.next_thresholds(plan.signals, layout)
 
     def thresholds(self, layout: DiskLayout) -> tuple[Threshold, ...]:
         """The thresholds that are in force with this disk layout."""

@@ -53,7 +53,7 @@ class ThresholdVerdict(NamedTuple):
     old sample, observe-only."""
     not_due_code: RefusalCode | None = None
     """The refusal that keeps a threshold past its grace from being due, if it is one: `page-cache-only`,
-    `page-cache-unknown`, `bytes-first` or `images-first`, which also keeps it from being met."""
+    `page-cache-unknown`, `bytes-first`, or `stable-disk` or `images-first`, which also keep it from being met."""
 
 
 class SignalVerdict(NamedTuple):

@@ -422,13 +422,23 @@ class RefusalCode(enum.StrEnum):
             "See why the threshold of bytes evicts no pod, or wait for its release.",
         ),
     )
+    STABLE_DISK = (
+        "stable-disk",
+        _decision(
+            "Disks: a built-in threshold is crossed, and pods do not fill the disk: not within an hour at the rate of "
+            "the last ten minutes, nor within ten minutes at the present one. Many healthy nodes are 85% to 90% full "
+            "for months. The threshold counts as not met, also for the condition, until less is left than the "
+            "kubelet's own threshold: 10%, for inodes 5%, where its configuration is not known.",
+            "Nothing, or set another value, which is judged as it is written.",
+            config_key="reclaim.waitForKubelet",
+        ),
+    )
     IMAGES_FIRST = (
         "images-first",
         _decision(
-            "Disks: a built-in threshold of imagefs is crossed, at least 14% of the disk are left (1% less than the "
-            "kubelet's own threshold), and images are the cause: pods do not fill it within an hour, or the images "
-            "that no pod uses would free enough. A kubelet keeps these until the disk is 85% full. The threshold "
-            "counts as not met, also for the condition.",
+            "Disks: a built-in threshold is crossed, at least 14% of the disk are left (1% less than the kubelet's own "
+            "threshold, if that is above 15%), pods fill it, and the images that no pod uses would free enough. A "
+            "kubelet keeps these until the disk is 85% full. The threshold counts as not met, also for the condition.",
             "Remove images earlier (`reclaim.actions` of kind `images`, or `imageGCHighThresholdPercent` of the "
             "kubelet), or set another value, which is judged as it is written.",
             config_key="reclaim.waitForKubelet",

@@ -49,9 +49,9 @@ from nodeagent.policy import (
     effective_thresholds,
     eviction_hook,
     eviction_request,
-    image_collection,
     in_flight,
     inode_shortage,
+    kubelet_first,
     local_storage_eviction,
     memory_shortage,
     node_fit,
@@ -107,8 +107,8 @@ def decide(
     judged, threshold_state = thresholds.judge(snapshot, state.thresholds, now=now, config=config, thresholds=effective)
     if not config.ranking.kubelet:
         judged = inode_shortage.without_byte_shortage(judged)
-    judged = image_collection.without_images(judged, snapshot, now=now, config=config)
-    threshold_state = thresholds.clear(threshold_state, image_collection.left_to_kubelet(judged))
+    judged = kubelet_first.leave_to_kubelet(judged, snapshot, now=now, config=config)
+    threshold_state = thresholds.clear(threshold_state, kubelet_first.left_to_kubelet(judged))
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     healthy = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
     observed = in_flight.advance(state.in_flight, snapshot, now=now, config=config, healthy=healthy)
