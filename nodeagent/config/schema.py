@@ -297,7 +297,7 @@ class ReclaimConfig(NamedTuple):
     """Actions that run before evictions, one after another in this order."""
     wait_for_kubelet_s: Annotated[float, Range(0, 600)] = 10.0
     """Soft tier, disks: how long a due threshold waits for the kubelet's image garbage collection. The kubelet checks
-    every 10 s."""
+    every 10 s. With 0s the built-in thresholds also count on a disk that pods do not fill."""
     page_cache: bool = True
     """Reclaim page cache of pods (`memory.reclaim`) before a soft eviction for memory, and when memory is short by page
     cache alone, for which a kubelet evicts. No pod falls below its memory request. Needs cgroup v2, Linux 5.19 and

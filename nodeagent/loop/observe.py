@@ -119,6 +119,8 @@ class Observer:
         layout = components.sampler.host_layout()
         left = frozenset([each.signal for each in self._left_to_kubelet])
         urgency = DiskUrgency(crossed=due.crossed, soon=due.soon, lasting=due.near | left)
+        if left & due.soon:
+            self._left_to_kubelet = {}  # pods may fill it now: the next sync decides
         components.disks.request_walks(node, urgency, hierarchy=layout.hierarchy, layout=layout.layout)
         return node, due
 

@@ -403,24 +403,35 @@ def _fill_with_images(disk: Disk, *, left: float) -> None:
         os.posix_fallocate(image.fileno(), 0, (numbers.f_bavail - int(left * numbers.f_blocks)) * numbers.f_frsize)
 
 
-def test_with_the_built_in_threshold_of_imagefs_a_node_full_of_images_keeps_its_pods(
-    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+@pytest.mark.parametrize(
+    ("threshold", "left"), [({"imagefs.available": "17%"}, 0.155), ({"nodefs.available": "12%"}, 0.115)]
+)
+def test_with_a_built_in_threshold_a_disk_that_stays_full_keeps_its_pods_until_one_fills_it(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent, threshold: dict[str, str], left: float
 ) -> None:
-    """A kubelet keeps unused images until 15% are left."""
-    _idle(kubepods, disk, CHILL, files=20, mib=40)
-    _fill_with_images(disk, left=0.155)
+    """A kubelet keeps unused images until 15% are left, and evicts for nodefs at 10%."""
+    _idle(kubepods, disk, CHILL, files=20, mib=20)
+    (disk.volume(FILLER) / "data").write_bytes(b"x" * 40 * MIB)
+    filler = _start(kubepods, disk, FILLER, WRITER, 2.0)
+    _fill_with_images(disk, left=left)
     address = f"127.0.0.1:{free_port()}"
-    agent = run(evictionHard={"imagefs.available": "17%"}, metrics={"address": address})
-    until(lambda: any(line["code"] == "images-first" for line in agent.logged("not evicting")), "why no pod is evicted")
+    at_eviction: list[tuple[str, float]] = []
+    api.on_eviction = lambda entry, _body: at_eviction.append((entry["metadata"]["name"], disk.left))
+    agent = run(evictionHard=threshold, metrics={"address": address})
+    until(lambda: any(line["code"] == "stable-disk" for line in agent.logged("not evicting")), "why no pod is evicted")
     assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
     before = _counted(address)
     until(lambda: _counted(address)["syncs"] >= before["syncs"] + 20, "twenty syncs")
     assert _counted(address)["full samples"] <= before["full samples"] + 5, (
-        "a disk full of images makes no node restless"
+        "a disk that stays full makes no node restless"
     )
-    assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
-    assert kubepods.running(CHILL)
+    _go(filler)
+    assert api.wait_for(lambda: at_eviction, 60), agent.events()
+    ((name, rest),) = at_eviction
+    assert name == "filler"
+    assert rest > 0.10, "before the kubelet"
+    _release(kubepods, disk, api, agent)
 
 
 def test_a_pod_may_fill_what_unused_images_would_free(
@@ -434,19 +445,15 @@ def test_a_pod_may_fill_what_unused_images_would_free(
     (disk.volume(FILLER) / "data").write_bytes(b"x" * 40 * MIB)
     filler = _start(kubepods, disk, FILLER, WRITER, 2.0)
     _fill_with_images(disk, left=0.165)
-    left: list[float] = []
-
-    def kubelet(entry: dict[str, Any], _body: dict[str, Any]) -> None:
-        assert entry["metadata"]["name"] == "filler"
-        numbers = os.statvfs(disk.place)
-        left.append(numbers.f_bavail / numbers.f_blocks)
-
-    api.on_eviction = kubelet
+    at_eviction: list[tuple[str, float]] = []
+    api.on_eviction = lambda entry, _body: at_eviction.append((entry["metadata"]["name"], disk.left))
     agent = run(evictionHard={"imagefs.available": "17%"})
     assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
     _go(filler)
-    assert api.wait_for(lambda: left, 60), agent.events()
-    assert 0.10 < left[0] < 0.14
+    assert api.wait_for(lambda: at_eviction, 60), agent.events()
+    ((name, rest),) = at_eviction
+    assert name == "filler"
+    assert 0.10 < rest < 0.14
     _release(kubepods, disk, api, agent)
 
 

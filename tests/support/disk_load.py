@@ -61,6 +61,12 @@ class Disk:
         self._watcher.join()
 
     @property
+    def left(self) -> float:
+        """The share of it that is available."""
+        numbers = os.statvfs(self.place)
+        return numbers.f_bavail / numbers.f_blocks
+
+    @property
     def sampling(self) -> dict[str, str]:
         return {
             "kubeletDir": f"{self.place}/kubelet",
