@@ -236,4 +236,4 @@ def _reason(threshold: Threshold, code: RefusalCode, available: int, capacity: i
             f"removes images that nobody uses, {words(snapshot.unused_images or 0)} now"
         )
     level = _counts_below(threshold, code, capacity, snapshot.layout)
-    return f"{left}, and pods do not fill it; left to the kubelet until {words(level)} are left"
+    return f"{left}, and pods are not seen to fill it; left to the kubelet until {words(level)} are left"

@@ -71,6 +71,9 @@ def summary(report: Report) -> str:
     worst = node_report.state(report)
     node = wording.escape_terminal(report.snapshot.node)
     if worst is SignalState.OK:
+        left = [str(verdict.signal) for verdict in report.plan.signals if any(map(_is_left, verdict.thresholds))]
+        if left:
+            return f"OK {node}: no threshold counts as met; below one, and left to the kubelet: {', '.join(left)}"
         return f"OK {node}: every signal is above its thresholds"
     verdicts = {verdict.signal: verdict for verdict in report.plan.signals}
     shared = _same_file_system(report)
@@ -175,8 +178,13 @@ def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None)
             Cell(""),
             *_threshold_cells(report, further, unit),
             Cell("met" if further.met else "", WARN),
-            Cell(wording.escape_terminal(further.not_due_reason) if further.met else "", DIM),
+            Cell(wording.escape_terminal(further.not_due_reason), DIM),
         )
+
+
+def _is_left(verdict: ThresholdVerdict) -> bool:
+    """Whether the signal is below the threshold, which counts as not met."""
+    return verdict.not_due_code is not None and not verdict.met
 
 
 def _threshold_cells(report: Report, verdict: ThresholdVerdict | None, unit: Unit) -> tuple[Cell, Cell]:
@@ -207,7 +215,7 @@ def _remark(verdict: SignalVerdict, leading: ThresholdVerdict | None, same_as: S
     observation = verdict.observation
     if observation.available is None:
         return wording.escape_terminal(observation.reason or "could not be read")
-    remarks = [leading.not_due_reason] if leading and leading.met and leading.not_due_reason else []
+    remarks = [leading.not_due_reason] if leading else []
     if (trend := verdict.trend) is not None:
         remarks.append(wording.trend_text(trend.to_threshold_s, trend.to_exhaustion_s, trend.confidence))
     remarks.append(f"same file system as {same_as.split('.')[0]}" if same_as else observation.source)

@@ -121,7 +121,8 @@ def test_with_nothing_configured_a_disk_that_stays_full_is_no_pressure(
     assert verdict.state is SignalState.OK
     refusal = next(each for each in plan.refusals if each.code is RefusalCode.STABLE_DISK)
     assert refusal.message.endswith(
-        f"fs.available: {left}Gi of 100Gi are left, and pods do not fill it; left to the kubelet until 10Gi are left"
+        f"fs.available: {left}Gi of 100Gi are left, and pods are not seen to fill it; left to the kubelet until 10Gi "
+        "are left"
     )
 
 

@@ -46,6 +46,19 @@ def test_the_first_line_of_a_node_under_pressure_has_the_numbers_of_the_threshol
     assert exit_codes.exit_code_of(node_report.state(report)) == 2
 
 
+def test_a_signal_that_is_left_to_the_kubelet_is_below_its_threshold_and_says_why() -> None:
+    seen = reports.observations()
+    left = reports.judged(
+        seen[Signal.NODEFS], SignalState.OK, (reports.HARD_NODEFS, 1 << 60), not_due_reason="it stays"
+    )
+    thresholds = tuple([each._replace(not_due_code=RefusalCode.STABLE_DISK) for each in left.thresholds])
+    output = printed(reports.report(signals=(left._replace(thresholds=thresholds),)))
+    assert output.splitlines()[0] == (
+        "OK node-1: no threshold counts as met; below one, and left to the kubelet: nodefs.available"
+    )
+    assert "it stays" in row(output, "nodefs.available")
+
+
 def test_a_signal_shows_its_nearest_threshold_first_and_the_others_below() -> None:
     lines = printed(reports.report()).splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("memory.available"))
