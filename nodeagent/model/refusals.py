@@ -204,6 +204,14 @@ class RefusalCode(enum.StrEnum):
             tiers=SOFT_TIER,
         ),
     )
+    WITHIN_REQUEST = (
+        "within-request",
+        _protection(
+            "`allocatableMemory.available`: it uses no more memory than it requests. The requests of all pods fit into "
+            "the node's allocatable memory, so the cause is in pods that use more than that.",
+            "See the pods that use more than they request, also those that are protected.",
+        ),
+    )
     DISRUPTION_BUDGET = (
         "disruption-budget",
         _protection(

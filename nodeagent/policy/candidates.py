@@ -156,6 +156,8 @@ class _RankingContext(NamedTuple):
     """Running pods by owner UID; None if no key of the order needs it."""
     unseen_pids: int
     """PIDs of children that live for milliseconds: they are in the node's count and in no pod's."""
+    spares_within_request: bool
+    """No pod is evicted that uses no more than it requests."""
     minimum: MinimumRelief | None
 
 
@@ -219,6 +221,7 @@ def _ranking_context(
         growth_rate=usage_growth.growth_rate(growth, signal, layout, at=snapshot.taken_at) if needs_growth else None,
         replicas=ranking.count_replicas(snapshot.pods) if RankingKey.DUPLICATE_ON_NODE in order else None,
         unseen_pids=relief.unseen_pids(snapshot) if signal is Signal.PID and not kubelet else 0,
+        spares_within_request=signal is Signal.ALLOCATABLE_MEMORY and not kubelet,
         minimum=minimum,
     )
 
@@ -285,6 +288,8 @@ def _ranked_pod(
     view, used = ranked.view, ranked.usage
     freed = used if by_writes else _predicted_relief(context, ranked)
     refusals = facts.refusals + protection.momentary_refusals(view.pod, view.usage, used, context.rules)
+    if context.spares_within_request and used is not None and ranked.request is not None and used <= ranked.request:
+        refusals = (*refusals, protection.WITHIN_REQUEST)
     if context.snapshot.own_pod_uid and view.pod.uid == context.snapshot.own_pod_uid:
         refusals = (protection.OWN_POD, *refusals)
     if context.minimum is not None and not refusals and (freed or 0) < context.minimum.relief:

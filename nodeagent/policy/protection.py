@@ -191,6 +191,13 @@ OBJECT_RULES: Final = (
 OWN_POD: Final = Refusal(RefusalCode.OWN_POD, "the agent runs in it")
 """Compiled in as well; a rule cannot give it, because only the snapshot contains the agent's pod UID."""
 
+WITHIN_REQUEST: Final = Refusal(
+    RefusalCode.WITHIN_REQUEST,
+    "uses no more than it requests, and the requests of all pods fit into allocatable memory: others use more",
+)
+"""For allocatable memory alone: the scheduler and the kubelet let no more pods in than have room by their requests. The
+memory of the node may also be short because of what is outside of pods."""
+
 
 def object_refusals(pod: Pod, rules: ProtectionConfig) -> tuple[Refusal, ...]:
     """Every reason in the pod's object not to evict it."""
