@@ -233,6 +233,13 @@ class RefusalCode(enum.StrEnum):
         "below-minimum-relief",
         _limit("Its eviction would free too little of the deficit.", config_key="relief.minimumRelief"),
     )
+    SHORT_LIVED_RELIEF = (
+        "short-lived-relief",
+        _limit(
+            "Memory: it comes first in the order, but pods that use more than they request would use up within five "
+            "minutes what its eviction frees. They are of no higher priority and are evicted instead."
+        ),
+    )
     EVICTION_IN_FLIGHT = "eviction-in-flight", _limit("An earlier decision is evicting it already.")
     RATE_LIMIT_NODE = (
         "rate-limit-node",

@@ -10,20 +10,21 @@ Promises:
 3. A pod that the selection contains anyway is evicted, whatever is out of reach beside it.
 
 Theory of operation. The least harmful set that covers the deficit is selected from the candidates and the pods that
-only a limit excludes. If a larger pod is out of reach for the moment, the selection is repeated with it: a pod of
-unreliable rank comes first, and one of unknown usage covers everything. If the selection contains it, its replacements
-must cover the deficit and what the signal is expected to lose meanwhile. Pods in reach that cause most of that loss
-replace no other pod. Tokens are taken victim by victim; a victim whose bucket is empty is dropped like any pod that a
-limit excludes.
+only a limit excludes; for memory, pods that would soon use up what it frees come first (`lasting_relief`). If a larger
+pod is out of reach for the moment, the selection is repeated with it: a pod of unreliable rank comes first, and one of
+unknown usage covers everything. If the selection contains it, its replacements must cover the deficit and what the
+signal is expected to lose meanwhile. Pods in reach that cause most of that loss replace no other pod. Tokens are taken
+victim by victim; a victim whose bucket is empty is dropped like any pod that a limit excludes.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, RefusalCode, Tier, units
+from nodeagent.model import MEMORY_SIGNALS, SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, RefusalCode, Tier, units
 from nodeagent.policy import (
     backoffs,
+    lasting_relief,
     out_of_reach,
     pending_release,
     rate_limits,
@@ -179,7 +180,7 @@ def select_victims(
         return Selection((), limit_state, ())
     limited = [each for each in out_of_reach if each.replacement is Replacement.NEVER]
     pool = _in_order(candidates, limited)
-    selected = _select(pool, terms.deficit, terms)
+    selected = _without_short_lived(_select(pool, terms.deficit, terms), pool, ranked_pods, terms)
     largest = max((_relief(pod) for pod in selected), default=0)
     replaceable = [each for each in out_of_reach if each.replacement is Replacement.IF_SUFFICIENT]
     larger = [each for each in replaceable if each.amount > largest]
@@ -190,6 +191,31 @@ def select_victims(
         if replaced:
             return _without_larger(replaced, ranked_pods, pool, with_larger, limited, terms, limit_state=limit_state)
     return _take_tokens(ranked_pods, selected, limited, terms, limit_state=limit_state)
+
+
+def _without_short_lived(
+    selected: list[RankedPod], pool: Sequence[RankedPod], ranked_pods: RankedPods, terms: SelectionTerms
+) -> list[RankedPod]:
+    """The selected pods, or those that would use up what these free. A pod that is spared gets a refusal."""
+    if terms.first_only or ranked_pods.signal not in MEMORY_SIGNALS:
+        return selected
+    growing = lasting_relief.growing_instead(
+        selected,
+        pool,
+        deficit=terms.deficit,
+        order=ranked_pods.order,
+        growth_per_s=lambda pod: terms.growth_rate(pod.view.usage, pod.usage),
+    )
+    if not growing:
+        return selected
+    instead = _select(growing, terms.deficit, terms)
+    uids = {pod.view.pod.uid for pod in instead}
+    names = ", ".join(pod.view.pod.key for pod in instead)
+    for pod in selected:
+        if pod.view.pod.uid not in uids and not pod.refusals:
+            refusal = Refusal(RefusalCode.SHORT_LIVED_RELIEF, f"what it frees would be used up by {names}")
+            ranked_pods.set_refusals(pod, (refusal,))
+    return instead
 
 
 def _take_tokens(

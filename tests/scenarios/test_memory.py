@@ -100,6 +100,31 @@ def test_a_hard_threshold_does_not_wait_asks_for_a_short_grace_and_the_recording
     check_recording(tmp_path / "state", tmp_path / "nodeagent.yaml")
 
 
+def test_a_leak_is_evicted_before_an_idle_pod_of_a_lower_class(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
+) -> None:
+    """The idle pod comes first in the order and would be enough, for five seconds."""
+    kubepods.start(HOG, qos="burstable")
+    kubepods.start(CHILL, qos="besteffort")
+    kubepods.eat(CHILL, 100)
+    kubepods.eat(HOG, 60)
+    agent = start_agent(**HARD)
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+
+    def evicted_after_growth() -> bool:
+        kubepods.eat(HOG, 4)
+        time.sleep(0.2)
+        return bool(api.sent("POST", "/eviction"))
+
+    until(evicted_after_growth, "an eviction")
+    [request] = api.sent("POST", "/eviction")
+    assert request.path == "/api/v1/namespaces/default/pods/hog/eviction"
+    kubepods.kill(HOG)
+    api.delete_pod("default", "hog")
+    assert agent.stop() == 0
+    assert kubepods.running(CHILL)
+
+
 def test_the_owner_gets_an_event_and_explain_finds_the_request_that_would_have_kept_the_pod(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,9 +26,9 @@ def last_plan(*pods: PodView, signal: Signal = Signal.ALLOCATABLE_MEMORY, rankin
     for number in range(6):
         at = NOW + 10.0 * number
         node = snapshot(*pods, at=at, available={signal: 90 * MI})
-        short = node.observations[signal]
-        known = {"allocatable_by_kernel": short} if signal is Signal.ALLOCATABLE_MEMORY else {"mem_available": short}
-        plan, state = engine.decide(node._replace(**known), state, now=at, config=config)
+        if signal is Signal.ALLOCATABLE_MEMORY:
+            node = node._replace(allocatable_by_kernel=node.observations[signal])
+        plan, state = engine.decide(node, state, now=at, config=config)
         if plan.victims:
             break
     assert plan is not None

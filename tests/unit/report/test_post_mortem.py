@@ -51,7 +51,7 @@ def test_the_parts_have_the_facts(made: incident.Incident) -> None:
     assert "* MemoryPressure was True for 2m 50s and longer\n" in text
     assert "| 1 | shop/batch | 5.52Gi | 512Mi | 5.52Gi | evicted | Burstable; over its request of 512Mi;" in text
     assert "```yaml\nmode: enforce\n```\n" in text
-    assert "* shop/batch: A memory request of 5640Mi or more, instead of 512Mi: shop/web would have" in text
+    assert "* shop/batch: A memory request of 5650Mi or more, instead of 512Mi: shop/web would have" in text
 
 
 def test_what_is_not_recorded_is_stated(made: incident.Incident) -> None:

@@ -1,0 +1,72 @@
+"""Evict the pods that would use up what others free.
+
+Memory that a leak takes again within minutes helps nobody: pods that are first by their QoS class would be evicted one
+after another, and in the end the leaking pod as well. A kubelet has no such problem, because its order begins with what
+exceeds its request.
+
+So where pods of the selection would free memory only for others that grow, these are evicted instead, in their own
+order, if they
+
+* use more than they request, and grow: together so fast that they use up within `USED_UP_WITHIN_S` what the selection
+  frees, and each at least half as fast as the fastest;
+* are not behind the selection by any key that says whose loss is worse (priority, the pod's own preference, deletion
+  cost and so on): only class, usage and growth are passed over.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nodeagent.config.schema import RankingKey
+from nodeagent.model import RankedPod
+
+USED_UP_WITHIN_S: Final = 300.0
+"""An eviction whose relief lasts longer is worth it: its owner starts a replacement elsewhere, and people were told."""
+_BY_USAGE: Final = frozenset(
+    {
+        RankingKey.QOS,
+        RankingKey.EXCEEDS_REQUEST,
+        RankingKey.USAGE_OVER_REQUEST,
+        RankingKey.USAGE,
+        RankingKey.GROWTH,
+    }
+)
+
+
+def growing_instead(
+    selected: Sequence[RankedPod],
+    pool: Sequence[RankedPod],
+    *,
+    deficit: int,
+    order: Sequence[str],
+    growth_per_s: Callable[[RankedPod], float],
+) -> list[RankedPod]:
+    """The pods of the pool that are evicted instead of the `selected` ones; empty: these are evicted.
+
+    `order` are the names of the keys in `RankedPod.values`. `growth_per_s` is how fast a pod certainly grows.
+    """
+    if not selected:
+        return []
+    chosen = {pod.view.pod.uid for pod in selected}
+    first = min([_worth(pod, order) for pod in selected])
+    growing = [
+        pod for pod in pool if _over_request(pod) and (pod.view.pod.uid in chosen or _worth(pod, order) <= first)
+    ]
+    fastest = max([growth_per_s(pod) for pod in growing], default=0.0)
+    growing = [pod for pod in growing if growth_per_s(pod) * 2 >= fastest > 0.0]
+    others_per_s = sum(growth_per_s(pod) for pod in growing if pod.view.pod.uid not in chosen)
+    if others_per_s * USED_UP_WITHIN_S < _freed(selected) or _freed(growing) < deficit:
+        return []
+    return growing
+
+
+def _freed(pods: Sequence[RankedPod]) -> int:
+    return sum(pod.relief or 0 for pod in pods)
+
+
+def _over_request(pod: RankedPod) -> bool:
+    return pod.usage is not None and pod.usage > (pod.request or 0)
+
+
+def _worth(pod: RankedPod, order: Sequence[str]) -> tuple[float, ...]:
+    """What the order says about the pod beside class, usage and growth; the smallest is evicted first."""
+    return tuple([value for name, value in zip(order, pod.values, strict=True) if name not in _BY_USAGE])

@@ -1,0 +1,129 @@
+"""A leak that takes what other evictions free is evicted instead of them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+
+from nodeagent.config import load
+from nodeagent.config.schema import Config, RankingConfig, RankingKey
+from nodeagent.model import Observation, Plan, PodView, QOSClass, RankedPod, RefusalCode, Signal
+from nodeagent.policy import engine, lasting_relief
+from nodeagent.policy.state import initial
+from tests.support import nodes
+from tests.support.nodes import GI, MI, NOW, snapshot
+
+TOTAL = 8 * GI
+SMALL = [nodes.view(f"small{index}", 150 * MI, qos=QOSClass.BEST_EFFORT) for index in range(4)]
+
+
+class Leak(NamedTuple):
+    """A pod that grows, and how it is at the start."""
+
+    mib_per_s: float
+    mib: int = 1500
+    request_mib: int = 50
+    name: str = "leak"
+    more: Mapping[str, Any] = MappingProxyType({})
+
+    def view(self, seconds: float) -> PodView:
+        used = int((self.mib + self.mib_per_s * seconds) * MI)
+        return nodes.view(self.name, used, request=self.request_mib * MI, **self.more)
+
+
+def evicting_plan(*leaks: Leak, beside: list[PodView] = SMALL, config: Config | None = None) -> Plan:
+    """The first plan that evicts, in a sync each second. The rest of the node takes so much that 400Mi are left."""
+    config = config or load.defaults().config._replace(node_name="node-1")
+    state = initial("t", now=NOW)
+    for number in range(600):
+        at = NOW + number
+        grown = int(sum(leak.mib_per_s for leak in leaks) * number * MI)
+        pods = [*beside, *[leak.view(number) for leak in leaks]]
+        node = snapshot(*pods, at=at)
+        memory = Observation(Signal.MEMORY, 400 * MI - grown, TOTAL, at, "test")
+        node = node._replace(observations={**node.observations, Signal.MEMORY: memory}, mem_available=memory)
+        plan, state = engine.decide(node, state, now=at, config=config)
+        if plan.victims:
+            return plan
+    raise AssertionError("no eviction")
+
+
+def victims(plan: Plan) -> list[str]:
+    return [victim.pod.name or "" for victim in plan.victims]
+
+
+@pytest.mark.parametrize("mib_per_s", [25.0, 2.0])
+def test_a_leak_above_its_request_is_evicted_before_pods_of_a_lower_class(mib_per_s: float) -> None:
+    plan = evicting_plan(Leak(mib_per_s))
+    assert victims(plan) == ["leak"]
+    spared = [pod for pod in plan.ranking if pod.refusals]
+    assert spared[0].view.pod.name == "small0"
+    assert spared[0].refusals[0].code is RefusalCode.SHORT_LIVED_RELIEF
+    assert spared[0].refusals[0].message == "what it frees would be used up by shop/leak"
+
+
+def test_a_slow_leak_leaves_the_order_as_it_is() -> None:
+    """What the first pod frees lasts for more than five minutes."""
+    assert victims(evicting_plan(Leak(0.4))) == ["small0"]
+
+
+def test_of_several_replicas_that_leak_together_the_first_is_evicted() -> None:
+    leaks = [Leak(0.3, mib=400, name=f"leak{index}") for index in range(5)]
+    assert victims(evicting_plan(*leaks)) == ["leak0"]
+
+
+@pytest.mark.parametrize(
+    "leak",
+    [
+        Leak(25.0, request_mib=7000),
+        Leak(25.0, more={"priority": 100}),
+        Leak(25.0, more={"namespace": "kube-system"}),
+    ],
+    ids=["within its request", "of higher priority", "protected"],
+)
+def test_who_grows_and_is_not_to_blame_or_not_worth_less_stays(leak: Leak) -> None:
+    assert victims(evicting_plan(leak))[0].startswith("small")
+
+
+def test_a_large_pod_that_grows_a_little_is_not_evicted_for_a_leak() -> None:
+    large = Leak(0.1, mib=3000, name="large")
+    assert victims(evicting_plan(Leak(8.0), large)) == ["leak"]
+
+
+@pytest.mark.parametrize(("deficit_mib", "evicted"), [(100, ["leak"]), (101, [])])
+def test_a_pod_that_grows_and_is_still_too_small_is_not_evicted_instead(deficit_mib: int, evicted: list[str]) -> None:
+    views = [nodes.view("small", 150 * MI, qos=QOSClass.BEST_EFFORT), nodes.view("leak", 100 * MI, request=MI)]
+    pool = [RankedPod(view, rank, (), *amounts(view), (), (0.0,)) for rank, view in enumerate(views, 1)]
+    rates = {"small": 0.0, "leak": 20.0 * MI}
+    instead = lasting_relief.growing_instead(
+        pool[:1],
+        pool,
+        deficit=deficit_mib * MI,
+        order=(RankingKey.PRIORITY,),
+        growth_per_s=lambda pod: rates[pod.view.pod.name or ""],
+    )
+    assert [pod.view.pod.name for pod in instead] == evicted
+
+
+def amounts(view: PodView) -> tuple[int, int, int]:
+    """Usage, request and relief."""
+    assert view.usage is not None
+    used = view.usage.memory_working_set or 0
+    return used, view.pod.containers[0].requests.memory or 0, used
+
+
+@pytest.mark.parametrize(("cost", "victim"), [("5", "small0"), ("-5", "leak")])
+def test_a_configured_key_that_says_whose_loss_is_worse_stays_above_growth(cost: str, victim: str) -> None:
+    annotations = {"controller.kubernetes.io/pod-deletion-cost": cost}
+    order = (RankingKey.QOS, RankingKey.POD_DELETION_COST, RankingKey.USAGE_OVER_REQUEST)
+    config = load.defaults().config._replace(node_name="node-1", ranking=RankingConfig(order=order))
+    plan = evicting_plan(Leak(25.0, more={"annotations": annotations}), config=config)
+    assert victims(plan)[0] == victim
+
+
+def test_the_kubelets_order_is_the_kubelets() -> None:
+    """Which begins with what exceeds its request: by priority, and then by the amount."""
+    config = load.defaults().config._replace(node_name="node-1", ranking=RankingConfig(kubelet=True))
+    plan = evicting_plan(Leak(25.0, mib=100), config=config)
+    assert RefusalCode.SHORT_LIVED_RELIEF not in {each.code for pod in plan.ranking for each in pod.refusals}
