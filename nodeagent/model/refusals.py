@@ -236,8 +236,9 @@ class RefusalCode(enum.StrEnum):
     SHORT_LIVED_RELIEF = (
         "short-lived-relief",
         _limit(
-            "Memory: it comes first in the order, but pods that use more than they request would use up within five "
-            "minutes what its eviction frees. They are of no higher priority and are evicted instead."
+            "It comes first in the order, but pods that grow, use more than they request and have no higher priority "
+            "would use up what its eviction frees: memory within five minutes, a disk within an hour. They are evicted "
+            "instead."
         ),
     )
     EVICTION_IN_FLIGHT = "eviction-in-flight", _limit("An earlier decision is evicting it already.")

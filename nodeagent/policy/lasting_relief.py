@@ -2,13 +2,13 @@
 
 Memory that a leak takes again within minutes helps nobody: pods that are first by their QoS class would be evicted one
 after another, and in the end the leaking pod as well. A kubelet has no such problem, because its order begins with what
-exceeds its request.
+exceeds its request. And a disk that a pod fills costs the data of the largest pod, which may have held them for months.
 
-So where pods of the selection would free memory only for others that grow, these are evicted instead, in their own
-order, if they
+So where the selection would free a resource only for pods that grow, these are evicted instead, in their own order, if
+they
 
-* use more than they request, and grow: together so fast that they use up within `USED_UP_WITHIN_S` what the selection
-  frees, and each at least half as fast as the fastest;
+* use more than they request, and grow: together so fast that they use up soon what the selection frees (`MEMORY_S`), or
+  on a disk what the threshold reserves (`DISK_S`), and each at least half as fast as the fastest;
 * are not behind the selection by any key that says whose loss is worse (priority, the pod's own preference, deletion
   cost and so on): only class, usage and growth are passed over.
 """
@@ -19,8 +19,10 @@ from typing import Final
 from nodeagent.config.schema import RankingKey
 from nodeagent.model import RankedPod
 
-USED_UP_WITHIN_S: Final = 300.0
+MEMORY_S: Final = 300.0
 """An eviction whose relief lasts longer is worth it: its owner starts a replacement elsewhere, and people were told."""
+DISK_S: Final = 3600.0
+"""As pods that fill a disk are told from a disk that stays full (`kubelet_first.PODS_FILL_S`)."""
 _BY_USAGE: Final = frozenset(
     {
         RankingKey.QOS,
@@ -37,12 +39,14 @@ def growing_instead(
     pool: Sequence[RankedPod],
     *,
     deficit: int,
+    reserve: int | None,
     order: Sequence[str],
     growth_per_s: Callable[[RankedPod], float],
 ) -> list[RankedPod]:
     """The pods of the pool that are evicted instead of the `selected` ones; empty: these are evicted.
 
-    `order` are the names of the keys in `RankedPod.values`. `growth_per_s` is how fast a pod certainly grows.
+    `reserve` is what the threshold of a disk keeps free, None for memory. `order` are the names of the keys in
+    `RankedPod.values`. `growth_per_s` is how fast a pod certainly grows.
     """
     if not selected:
         return []
@@ -54,9 +58,11 @@ def growing_instead(
     fastest = max([growth_per_s(pod) for pod in growing], default=0.0)
     growing = [pod for pod in growing if growth_per_s(pod) * 2 >= fastest > 0.0]
     others_per_s = sum(growth_per_s(pod) for pod in growing if pod.view.pod.uid not in chosen)
-    if others_per_s * USED_UP_WITHIN_S < _freed(selected) or _freed(growing) < deficit:
-        return []
-    return growing
+    if reserve is None:
+        used_up = others_per_s * MEMORY_S >= _freed(selected)
+    else:
+        used_up = others_per_s * DISK_S >= min(reserve, _freed(selected))
+    return growing if used_up and others_per_s > 0.0 and _freed(growing) >= deficit else []
 
 
 def _freed(pods: Sequence[RankedPod]) -> int:

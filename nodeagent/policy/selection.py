@@ -10,7 +10,7 @@ Promises:
 3. A pod that the selection contains anyway is evicted, whatever is out of reach beside it.
 
 Theory of operation. The least harmful set that covers the deficit is selected from the candidates and the pods that
-only a limit excludes; for memory, pods that would soon use up what it frees come first (`lasting_relief`). If a larger
+only a limit excludes; pods that would soon use up what it frees come first (`lasting_relief`). If a larger
 pod is out of reach for the moment, the selection is repeated with it: a pod of unreliable rank comes first, and one of
 unknown usage covers everything. If the selection contains it, its replacements must cover the deficit and what the
 signal is expected to lose meanwhile. Pods in reach that cause most of that loss replace no other pod. Tokens are taken
@@ -21,7 +21,18 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.model import MEMORY_SIGNALS, SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, RefusalCode, Tier, units
+from nodeagent.model import (
+    DISK_SIGNALS,
+    MEMORY_SIGNALS,
+    SIGNAL_TABLE,
+    Pod,
+    PodSource,
+    RankedPod,
+    Refusal,
+    RefusalCode,
+    Tier,
+    units,
+)
 from nodeagent.policy import (
     backoffs,
     lasting_relief,
@@ -92,6 +103,10 @@ class SelectionTerms(NamedTuple):
     """What the signal loses within `LOSS_HORIZON_S`; None if unknown."""
     growth_rate: usage_growth.GrowthRate
     """How fast a pod certainly grows: the signal no longer loses what a victim would have taken."""
+    measured_growth: usage_growth.GrowthRate
+    """The same, and on disks from one walk to the next."""
+    reserve: int
+    """What the threshold keeps free."""
     used_up: bool
     """The signal has been used up for `REPLACEMENT_INTERVAL_S`. A signal that is used up falls no further, so its rate
     is unknown; where only pods of unknown usage are out of reach, which may be tiny, other pods are evicted then."""
@@ -133,6 +148,8 @@ def selection_terms(
     limit_state: rate_limits.RateLimitState,
     loss: int | None,
     growth_rate: usage_growth.GrowthRate,
+    measured_growth: usage_growth.GrowthRate,
+    reserve: int,
     used_up: bool,
     wait_for_larger: bool,
     plan_id: str,
@@ -159,6 +176,8 @@ def selection_terms(
         bucket_keys=bucket_keys,
         expected_loss=loss,
         growth_rate=growth_rate,
+        measured_growth=measured_growth,
+        reserve=reserve,
         used_up=used_up,
         wait_for_larger=wait_for_larger,
         plan_id=plan_id,
@@ -197,14 +216,16 @@ def _without_short_lived(
     selected: list[RankedPod], pool: Sequence[RankedPod], ranked_pods: RankedPods, terms: SelectionTerms
 ) -> list[RankedPod]:
     """The selected pods, or those that would use up what these free. A pod that is spared gets a refusal."""
-    if terms.first_only or ranked_pods.signal not in MEMORY_SIGNALS:
+    on_disk = ranked_pods.signal in DISK_SIGNALS
+    if terms.first_only or not (on_disk or ranked_pods.signal in MEMORY_SIGNALS):
         return selected
     growing = lasting_relief.growing_instead(
         selected,
         pool,
         deficit=terms.deficit,
+        reserve=terms.reserve if on_disk else None,
         order=ranked_pods.order,
-        growth_per_s=lambda pod: terms.growth_rate(pod.view.usage, pod.usage),
+        growth_per_s=lambda pod: terms.measured_growth(pod.view.usage, pod.usage),
     )
     if not growing:
         return selected

@@ -46,12 +46,11 @@ class GrowthSample(NamedTuple):
     pids: Mapping[str, int]
 
 
-class InodeCount(NamedTuple):
+class DiskWalk(NamedTuple):
     """The result of one complete walk of one pod."""
 
     at: float
-    inodes: DiskUsage
-    """Only its inode fields are set."""
+    disk: DiskUsage
 
 
 class GrowthState(NamedTuple):
@@ -59,7 +58,7 @@ class GrowthState(NamedTuple):
 
     older: GrowthSample | None = None
     newer: GrowthSample | None = None
-    inodes: Mapping[str, tuple[InodeCount, ...]] = {}
+    walks: Mapping[str, tuple[DiskWalk, ...]] = {}
     """By cgroup UID the last two walks, the newest last: each pod has its own time of walk."""
 
 
@@ -76,7 +75,7 @@ def record_sample(
         return state
     memory: dict[str, int] = {}
     pids: dict[str, int] = {}
-    inodes: dict[str, tuple[InodeCount, ...]] = {}
+    walks: dict[str, tuple[DiskWalk, ...]] = {}
     for _, usage in snapshot.pods:
         if usage is None:
             continue
@@ -85,30 +84,21 @@ def record_sample(
             memory[uid] = used
         if count is not None:
             pids[uid] = count
-        if usage.disk_usage_quality is not None and (counts := _with_walk(state.inodes.get(uid, ()), usage)):
-            inodes[uid] = counts
+        if usage.disk_usage_quality is not None and (kept := _with_walk(state.walks.get(uid, ()), usage)):
+            walks[uid] = kept
     if newer is not None and not newer.at < taken_at:  # the clock of another boot
         newer = None
-    return GrowthState(newer, GrowthSample(taken_at, memory, pids), inodes)
+    return GrowthState(newer, GrowthSample(taken_at, memory, pids), walks)
 
 
-def _with_walk(kept: tuple[InodeCount, ...], usage: PodUsage) -> tuple[InodeCount, ...]:
+def _with_walk(kept: tuple[DiskWalk, ...], usage: PodUsage) -> tuple[DiskWalk, ...]:
     """The kept walks and the one in `usage`, if it is new and complete: after an incomplete walk, a lower bound, the
     next one would look like growth."""
-    quality, disk = usage.disk_usage_quality, usage.disk
+    quality = usage.disk_usage_quality
     if quality is None or not quality.complete or (kept and 0 <= quality.read_at - kept[-1].at < SAMPLE_DISTANCE_S):
         return kept
     before = kept[-1:] if kept and kept[-1].at < quality.read_at else ()
-    inodes = DiskUsage(
-        rootfs_inodes=disk.rootfs_inodes,
-        logs_inodes=disk.logs_inodes,
-        volumes_inodes=disk.volumes_inodes,
-        deleted_layer_inodes=disk.deleted_layer_inodes,
-        deleted_volume_inodes=disk.deleted_volume_inodes,
-        ended_layer_inodes=disk.ended_layer_inodes,
-        logs_on_nodefs=disk.logs_on_nodefs,
-    )
-    return (*before, InodeCount(quality.read_at, inodes))
+    return (*before, DiskWalk(quality.read_at, usage.disk))
 
 
 # --- rates -----------------------------------------------------------------------------------------------------------
@@ -119,13 +109,7 @@ def growth_rate(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: f
     if signal in DISK_BYTE_SIGNALS:
         return _write_rate
     if signal in DISK_INODE_SIGNALS:
-
-        def inode_growth(usage: PodUsage | None, used: int | None) -> float:
-            if usage is None or used is None:
-                return 0.0
-            return _inode_growth(state.inodes.get(usage.cgroup_uid, ()), usage, used, signal, layout)
-
-        return inode_growth
+        return walk_growth_rate(state, signal, layout)
     bases = _usable_samples(state, at=at)
     if not bases:
         return _fork_rate if signal is Signal.PID else _no_growth
@@ -139,6 +123,17 @@ def growth_rate(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: f
         return max(grown, _fork_rate(usage, used)) if forks else grown
 
     return sampled_growth
+
+
+def walk_growth_rate(state: GrowthState, signal: Signal, layout: DiskLayout) -> GrowthRate:
+    """How fast a pod grows on a disk, from one complete walk to the next."""
+
+    def walk_growth(usage: PodUsage | None, used: int | None) -> float:
+        if usage is None or used is None:
+            return 0.0
+        return _walk_growth(state.walks.get(usage.cgroup_uid, ()), usage, used, signal, layout)
+
+    return walk_growth
 
 
 def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> GrowthRate:
@@ -187,13 +182,13 @@ def _fork_rate(usage: PodUsage | None, _used: int | None) -> float:
     return forks if forks is not None and 0.0 <= forks <= units.MAX_PLAUSIBLE else 0.0
 
 
-def _inode_growth(kept: Sequence[InodeCount], usage: PodUsage, used: int, signal: Signal, layout: DiskLayout) -> float:
+def _walk_growth(kept: Sequence[DiskWalk], usage: PodUsage, used: int, signal: Signal, layout: DiskLayout) -> float:
     """Growth from the walk before the one in `usage`, or from zero if the pod started since; 0 if neither is known or
     it is too long ago."""
     quality = usage.disk_usage_quality
     if quality is None or not quality.complete:
         return 0.0
-    bases = [(walk.at, pod_usage.disk_usage(walk.inodes, signal, layout)) for walk in reversed(kept)]
+    bases = [(walk.at, pod_usage.disk_usage(walk.disk, signal, layout)) for walk in reversed(kept)]
     if usage.started_at is not None:
         bases.append((usage.started_at, 0))
     for since, count in bases:

@@ -8,7 +8,19 @@ import pytest
 
 from nodeagent.config import load
 from nodeagent.config.schema import Config, RankingConfig, RankingKey
-from nodeagent.model import Observation, Plan, PodView, QOSClass, RankedPod, RefusalCode, Signal
+from nodeagent.model import (
+    DiskPoint,
+    DiskTrace,
+    DiskUsage,
+    DiskUsageQuality,
+    Observation,
+    Plan,
+    PodView,
+    QOSClass,
+    RankedPod,
+    RefusalCode,
+    Signal,
+)
 from nodeagent.policy import engine, lasting_relief
 from nodeagent.policy.state import initial
 from tests.support import nodes
@@ -91,6 +103,47 @@ def test_a_large_pod_that_grows_a_little_is_not_evicted_for_a_leak() -> None:
     assert victims(evicting_plan(Leak(8.0), large)) == ["leak"]
 
 
+def disk_plan(*, filler_gib: float, mib_per_s: float, idle: Mapping[str, Any] | None = None) -> Plan:
+    """The first plan that evicts for a disk of 100Gi below 12%, which pods fill. It is walked every ten seconds."""
+    config = load.defaults().config._replace(node_name="node-1")
+    state, capacity = initial("t", now=NOW), 100 * GI
+    for number in range(60):
+        at = NOW + 10.0 * number
+        grown = int(mib_per_s * 10 * number * MI)
+        held = {"idle": 40 * GI, "filler": int(filler_gib * GI) + grown}
+        pods = [
+            nodes.view(name, 10 * MI, usage_more=walked(amount, at), **((idle or {}) if name == "idle" else {}))
+            for name, amount in held.items()
+        ]
+        left = 12 * GI + 600 * MI - grown
+        node = snapshot(*pods, at=at, available={Signal.NODEFS: left, Signal.CONTAINERFS: left})
+        used, per_s = capacity - left, int(mib_per_s * MI)
+        first, recent, last = [
+            DiskPoint(at - ago, used - per_s * ago, sum(held.values()) - per_s * ago, 9, 9) for ago in (60, 30, 0)
+        ]
+        trace = DiskTrace((Signal.NODEFS, Signal.CONTAINERFS), first, recent, last, deleted_known=True)
+        plan, state = engine.decide(node._replace(disk_traces=(trace,)), state, now=at, config=config)
+        if plan.victims:
+            return plan
+    raise AssertionError("no eviction")
+
+
+def walked(amount: int, at: float) -> dict[str, Any]:
+    disk = DiskUsage(
+        rootfs_bytes=0, rootfs_inodes=1, logs_bytes=0, logs_inodes=1, volumes_bytes=amount, volumes_inodes=1
+    )
+    return {"disk": disk, "disk_usage_quality": DiskUsageQuality(at, complete=True)}
+
+
+def test_a_pod_that_fills_a_disk_is_evicted_and_not_a_larger_one_that_is_idle() -> None:
+    assert victims(disk_plan(filler_gib=5, mib_per_s=10.0)) == ["filler"]
+
+
+def test_a_filler_of_a_higher_priority_stays() -> None:
+    plan = disk_plan(filler_gib=5, mib_per_s=10.0, idle={"priority": -1})
+    assert victims(plan) == ["idle"]
+
+
 @pytest.mark.parametrize(("deficit_mib", "evicted"), [(100, ["leak"]), (101, [])])
 def test_a_pod_that_grows_and_is_still_too_small_is_not_evicted_instead(deficit_mib: int, evicted: list[str]) -> None:
     views = [nodes.view("small", 150 * MI, qos=QOSClass.BEST_EFFORT), nodes.view("leak", 100 * MI, request=MI)]
@@ -100,6 +153,7 @@ def test_a_pod_that_grows_and_is_still_too_small_is_not_evicted_instead(deficit_
         pool[:1],
         pool,
         deficit=deficit_mib * MI,
+        reserve=None,
         order=(RankingKey.PRIORITY,),
         growth_per_s=lambda pod: rates[pod.view.pod.name or ""],
     )
