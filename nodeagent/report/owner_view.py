@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodeagent.config.schema import API_VERSION, Config
-from nodeagent.model import EVICTED_OUTCOMES, SIGNAL_TABLE, Pod, Signal, Unit, units
+from nodeagent.model import EVICTED_OUTCOMES, SIGNAL_TABLE, Pod, RefusalCode, Signal, Unit, units
 from nodeagent.policy import own_limits, owner_messages
 from nodeagent.records import flight_recorder
 from nodeagent.report import kept_request, record_fields, sparkline, stories, wording
@@ -45,7 +45,9 @@ class OwnerView(NamedTuple):
     over_request: int
     """Pods that used more than they asked for."""
     reasons: tuple[str, ...]
-    """Why it came first, in the order of their weight."""
+    """Why it has its place in the order, in the order of their weight."""
+    spared: int
+    """Pods before it in the order that were spared, because it would have used up what they free."""
     curve: str
     """Its usage before; empty: not recorded."""
     kept: KeptRequest | None
@@ -82,6 +84,7 @@ def view(story: Story, pod: str, *, config: Config | None, unknown: str = "") ->
         using_more=_count(ranking, lambda each: _more(record_fields.integer(each.get("usage")), usage)),
         over_request=_count(ranking, _is_over),
         reasons=tuple(str(key.get("text")) for key in record_fields.items(ranked, "keys")),
+        spared=_count(ranking, _is_spared),
         curve=_curve(story, pod),
         kept=kept,
         unknown=why,
@@ -152,6 +155,11 @@ def _is_over(ranked: JsonObject) -> bool:
     return _more(record_fields.integer(ranked.get("usage")), request)
 
 
+def _is_spared(ranked: JsonObject) -> bool:
+    codes = [refusal.get("code") for refusal in record_fields.items(ranked, "refusals")]
+    return RefusalCode.SHORT_LIVED_RELIEF in codes
+
+
 # --- for people ------------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +197,14 @@ def comparison(found: OwnerView) -> tuple[str, ...]:
         lines.append(f"{found.over_request} of {found.pods} pods used more {what} than they requested.")
     if found.reasons:
         reasons = wording.escape_terminal("; ".join(found.reasons))
-        lines.append(f"It came first in the order of eviction because of: {reasons}.")
+        if found.spared:
+            pods = "one pod" if found.spared == 1 else f"{found.spared} pods"
+            lines.append(
+                f"It grew, and would soon have used up what {pods} before it in the order of eviction would have freed."
+            )
+            lines.append(f"It has its place in that order because of: {reasons}.")
+        else:
+            lines.append(f"It came first in the order of eviction because of: {reasons}.")
     return tuple(lines)
 
 
@@ -259,6 +274,7 @@ def to_json(found: OwnerView) -> dict[str, Any]:
         "podsUsingMore": found.using_more,
         "podsOverRequest": found.over_request,
         "reasons": list(found.reasons),
+        "podsSpared": found.spared,
         "requestThatKeepsIt": None
         if kept is None
         else {

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodeagent.config import load
-from nodeagent.model import NodeSnapshot, Outcome, OutcomeKind, Plan, RecordedSample, Signal
+from nodeagent.model import NodeSnapshot, Outcome, OutcomeKind, Plan, PodView, RecordedSample, Signal
 from nodeagent.policy import outcomes
 from tests.support import nodes
 from tests.support.nodes import GI, MI, NOW, WALL
@@ -33,14 +33,21 @@ class Incident(NamedTuple):
     """That evicted."""
 
 
-def record(directory: Path, *, seconds: int = 240, hog: str = "batch", namespace: str = "shop") -> Incident:
+def record(
+    directory: Path,
+    *,
+    seconds: int = 240,
+    hog: str = "batch",
+    namespace: str = "shop",
+    beside: tuple[PodView, ...] = (),
+) -> Incident:
     """One sample a second from `WALL` on. `hog` is the name of the pod that grows by 7 GiB in two minutes."""
     run = Run(directory, CONFIG)
     samples: list[RecordedSample] = []
     evicting: Plan | None = None
     gone_at = seconds
     for second in range(seconds):
-        snapshot = _node(second, hog, namespace, gone=second >= gone_at)
+        snapshot = _node(second, hog, namespace, beside, gone=second >= gone_at)
         plan = run.decide(snapshot)
         kept = plan.id if plan.victims or plan.refusals else ""
         samples.append(RecordedSample(snapshot, plan.signals, plan.conditions, plan_id=kept, exact=bool(kept)))
@@ -54,9 +61,9 @@ def record(directory: Path, *, seconds: int = 240, hog: str = "batch", namespace
     return Incident(directory, tuple(samples), evicting)
 
 
-def _node(second: int, hog: str, namespace: str, *, gone: bool) -> NodeSnapshot:
+def _node(second: int, hog: str, namespace: str, beside: tuple[PodView, ...], *, gone: bool) -> NodeSnapshot:
     grown = 0 if gone else min(second, GROWS_S) * 7 * GI // GROWS_S
-    pods = [nodes.view("web", GI + 10 * MI, request=GI), nodes.view("db", 2 * GI, request=3 * GI)]
+    pods = [nodes.view("web", GI + 10 * MI, request=GI), nodes.view("db", 2 * GI, request=3 * GI), *beside]
     if not gone:
         pods.append(nodes.view(hog, grown + GI // 2, request=512 * MI, namespace=namespace))
     node = nodes.snapshot(*pods, at=NOW + second, available={Signal.MEMORY: 7 * GI - grown})

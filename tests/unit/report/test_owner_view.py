@@ -1,8 +1,11 @@
 """An eviction in words for the owner of the pod."""
 
+from pathlib import Path
+
 import pytest
 
 from nodeagent.config.schema import Config
+from nodeagent.model import QOSClass
 from nodeagent.report import owner_view, recorded_decisions, stories, text
 from nodeagent.report.owner_view import OwnerView
 from tests.support import incident, nodes
@@ -35,6 +38,19 @@ def test_it_is_told_what_the_pod_used_and_asked_for_and_what_was_left(made: inci
     assert "It used 5.52Gi of memory, 5.02Gi more than its request of 512Mi.\n" in output
     assert "from 512Mi to 5.52Gi in the 1m 26s before\n" in output
     assert "No other pod used more memory than it.\n2 of 3 pods used more memory than they requested.\n" in output
+
+
+def test_it_is_told_that_it_grew_if_pods_before_it_were_spared(tmp_path: Path) -> None:
+    idle = nodes.view("idle", 150 * MI, qos=QOSClass.BEST_EFFORT)
+    found = view(incident.record(tmp_path, beside=(idle,)))
+    output = rendered(found)
+    assert (
+        "It grew, and would soon have used up what one pod before it in the order of eviction would have freed.\n"
+        "It has its place in that order because of: Burstable; over its request of 512Mi;"
+    ) in output
+    assert "came first" not in output
+    assert found is not None
+    assert owner_view.to_json(found)["podsSpared"] == 1
 
 
 def test_the_request_that_keeps_it_is_the_exact_one(made: incident.Incident) -> None:
