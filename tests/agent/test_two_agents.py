@@ -198,15 +198,22 @@ def test_the_second_agent_stays_a_dry_run_while_its_file_is_invalid(
     until(lambda: watches(second), "the note of the second agent")
     file = tmp_path / "nodeagent.yaml"
     valid = file.read_text()
-    file.write_text(valid.replace('"300Mi"', '"much"'))
+    replace(file, valid.replace('"300Mi"', '"much"'))
     first.kill()
     until(lambda: "much" in str(refusals(second)), "the refusal")
     threading.Event().wait(1.0)  # five syncs
     assert second.process.poll() is None
-    file.write_text(valid)
+    replace(file, valid)
     second.wait_for_log("started", mode="enforce")
     assert len(refusals(second)) == 1
     assert second.stop() == 0
+
+
+def replace(file: Path, text: str) -> None:
+    """At once: the waiting agent reads it at any time, and would refuse an empty file too."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.rename(file)
 
 
 def refusals(agent: Run) -> list[dict[str, Any]]:
