@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from nodeagent.config import resolve
 from nodeagent.config.schema import Config, OnFutile
 from nodeagent.model import (
-    DISK_SIGNALS,
     MEMORY_SIGNALS,
     SIGNAL_TABLE,
     Deficit,
@@ -465,11 +464,7 @@ def _selection_terms(
     history = thresholds.history_of(context.thresholds, verdict.threshold)
     loss = selection.expected_loss(history, available=available, value=verdict.value)
     used_up_at = context.thresholds.used_up_since.get(effective_thresholds.identity(verdict.threshold), now)
-    growth_rate = measured_growth = usage_growth.certain_growth_rate(
-        context.growth, target.signal, at=context.snapshot.taken_at
-    )
-    if target.signal in DISK_SIGNALS:
-        measured_growth = usage_growth.walk_growth_rate(context.growth, target.signal, context.snapshot.layout)
+    growth, snapshot = context.growth, context.snapshot
     return selection.selection_terms(
         left,
         signal=target.signal,
@@ -478,8 +473,8 @@ def _selection_terms(
         shortened=shortened,
         limit_state=limit_state,
         loss=loss,
-        growth_rate=growth_rate,
-        measured_growth=measured_growth,
+        growth_rate=usage_growth.certain_growth_rate(growth, target.signal, at=snapshot.taken_at),
+        measured_growth=usage_growth.measured_growth_rate(growth, target.signal, snapshot.layout, at=snapshot.taken_at),
         reserve=verdict.value or 0,
         used_up=target.trend is not None and now - used_up_at >= selection.REPLACEMENT_INTERVAL_S,
         wait_for_larger=selection.should_wait_for_larger(

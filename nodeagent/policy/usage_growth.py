@@ -154,6 +154,13 @@ def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> Gro
     return least_growth
 
 
+def measured_growth_rate(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: float) -> GrowthRate:
+    """As `certain_growth_rate`, and on disks from one walk to the next."""
+    if signal in DISK_SIGNALS:
+        return walk_growth_rate(state, signal, layout)
+    return certain_growth_rate(state, signal, at=at)
+
+
 def expected_forks(usage: PodUsage | None) -> int:
     """The number of children that the pod starts in `PROJECTION_S`, short-lived ones included."""
     return int(min(_fork_rate(usage, None) * PROJECTION_S, units.MAX_PLAUSIBLE))

@@ -84,7 +84,7 @@ class DiskUrgency(NamedTuple):
     soon: frozenset[Signal] = frozenset()
     """Disk signals that cross a threshold soon."""
     lasting: frozenset[Signal] = frozenset()
-    """Signals that are near a threshold, or below one that counts as not met because only images fill the disk."""
+    """Signals that are near a threshold, or below one that counts as not met (`policy.kubelet_first`)."""
 
 
 class DiskMonitor:
