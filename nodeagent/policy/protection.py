@@ -195,7 +195,7 @@ WITHIN_REQUEST: Final = Refusal(
     RefusalCode.WITHIN_REQUEST,
     "uses no more than it requests, and the requests of all pods fit into allocatable memory: others use more",
 )
-"""For allocatable memory alone: the scheduler and the kubelet let no more pods in than have room by their requests. The
+"""For allocatable memory alone: the scheduler and the kubelet admit no pod whose request does not fit into it. The
 memory of the node may also be short because of what is outside of pods."""
 
 
