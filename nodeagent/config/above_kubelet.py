@@ -27,7 +27,7 @@ from nodeagent.model import (
     units,
 )
 
-_NEVER_MET: Final = Amount(0, None, "0")
+_NO_THRESHOLD: Final = Amount(0, None, "0")
 
 
 def keep_above(config: Config, kubelet: Sequence[Threshold]) -> Config:
@@ -142,7 +142,7 @@ def not_followed(threshold: Threshold, *, capacity: int | None) -> Amount | None
 def _keep_above(threshold: Threshold, kubelet: Sequence[Threshold]) -> Threshold:
     theirs = [each for each in kubelet if each.signal is threshold.signal]
     if kubelet and not theirs:
-        theirs = [Threshold(threshold.signal, _NEVER_MET)]
+        theirs = [Threshold(threshold.signal, _NO_THRESHOLD)]
     configured_s = threshold.grace_period_s if threshold.configured_grace_s is None else threshold.configured_grace_s
     graces = [each.grace_period_s for each in theirs if not each.hard and not _never_met(each.value)]
     grace_s = min([configured_s, *map(_grace_before, graces)])

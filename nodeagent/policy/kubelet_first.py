@@ -162,8 +162,7 @@ def _is_built_in(verdict: ThresholdVerdict) -> bool:
 
 def _counts_below(threshold: Threshold, code: RefusalCode | None, capacity: int, layout: DiskLayout) -> int:
     """The level below which the threshold is no longer left to the kubelet for this reason."""
-    has_images = threshold.signal not in reclaim.NO_EFFECT.get((ReclaimKind.IMAGES, layout), ())
-    if SIGNAL_TABLE[threshold.signal].unit is not Unit.BYTES or not has_images:
+    if not _images_free(threshold.signal, layout):
         return _kubelet_acts_below(threshold, capacity)
     collected = _kubelet_collects_below(threshold, capacity) - _resolve(ITS_CHANCE, capacity)
     return collected if code is RefusalCode.IMAGES_FIRST else min(collected, _kubelet_acts_below(threshold, capacity))
@@ -190,11 +189,16 @@ def _resolve(amount: Amount, capacity: int) -> int:
 
 def _images_suffice(threshold: Threshold, value: int, capacity: int, snapshot: NodeSnapshot) -> bool:
     """True if the threshold is not met after the kubelet has removed the unused images; False if they are unknown."""
-    signal, unused = threshold.signal, snapshot.unused_images
-    has_images = signal not in reclaim.NO_EFFECT.get((ReclaimKind.IMAGES, snapshot.layout), ())
-    if not unused or not has_images or SIGNAL_TABLE[signal].unit is not Unit.BYTES:
+    unused = snapshot.unused_images
+    if not unused or not _images_free(threshold.signal, snapshot.layout):
         return False
     return _kubelet_collects_below(threshold, capacity) + unused >= value
+
+
+def _images_free(signal: Signal, layout: DiskLayout) -> bool:
+    """Whether the removal of images frees bytes of this signal."""
+    no_effect = reclaim.NO_EFFECT.get((ReclaimKind.IMAGES, layout), ())
+    return SIGNAL_TABLE[signal].unit is Unit.BYTES and signal not in no_effect
 
 
 def _pods_fill_it(threshold: Threshold, available: int, capacity: int, filling: _Filling) -> bool:

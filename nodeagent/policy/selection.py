@@ -10,11 +10,11 @@ Promises:
 3. A pod that the selection contains anyway is evicted, whatever is out of reach beside it.
 
 Theory of operation. The least harmful set that covers the deficit is selected from the candidates and the pods that
-only a limit excludes; pods that would soon use up what it frees come first (`lasting_relief`). If a larger
-pod is out of reach for the moment, the selection is repeated with it: a pod of unreliable rank comes first, and one of
-unknown usage covers everything. If the selection contains it, its replacements must cover the deficit and what the
-signal is expected to lose meanwhile. Pods in reach that cause most of that loss replace no other pod. Tokens are taken
-victim by victim; a victim whose bucket is empty is dropped like any pod that a limit excludes.
+only a limit excludes; pods that would soon use up what it frees come first (`lasting_relief`). If a larger pod is out
+of reach for the moment, the selection is repeated with it: a pod of unreliable rank comes first, and one of unknown
+usage covers everything. If the selection contains it, its replacements must cover the deficit and what the signal is
+expected to lose meanwhile. Pods in reach that cause most of that loss replace no other pod. Tokens are taken victim by
+victim; a victim whose bucket is empty is dropped like any pod that a limit excludes.
 """
 
 from collections.abc import Callable, Sequence
@@ -199,7 +199,8 @@ def select_victims(
         return Selection((), limit_state, ())
     limited = [each for each in out_of_reach if each.replacement is Replacement.NEVER]
     pool = _in_order(candidates, limited)
-    selected = _without_short_lived(_select(pool, terms.deficit, terms), pool, ranked_pods, terms)
+    first = _select(pool, terms.deficit, terms)
+    selected = _without_short_lived(first, pool, ranked_pods, terms)
     largest = max((_relief(pod) for pod in selected), default=0)
     replaceable = [each for each in out_of_reach if each.replacement is Replacement.IF_SUFFICIENT]
     larger = [each for each in replaceable if each.amount > largest]
@@ -209,13 +210,14 @@ def select_victims(
         replaced = [each for each in larger if each.pod.view.pod.uid in uids]
         if replaced:
             return _without_larger(replaced, ranked_pods, pool, with_larger, limited, terms, limit_state=limit_state)
+    _refuse_spared(ranked_pods, first, selected)
     return _take_tokens(ranked_pods, selected, limited, terms, limit_state=limit_state)
 
 
 def _without_short_lived(
     selected: list[RankedPod], pool: Sequence[RankedPod], ranked_pods: RankedPods, terms: SelectionTerms
 ) -> list[RankedPod]:
-    """The selected pods, or those that would use up what these free. A pod that is spared gets a refusal."""
+    """The selected pods, or those that would use up what these free."""
     on_disk = ranked_pods.signal in DISK_SIGNALS
     if terms.first_only or not (on_disk or ranked_pods.signal in MEMORY_SIGNALS):
         return selected
@@ -227,16 +229,17 @@ def _without_short_lived(
         order=ranked_pods.order,
         growth_per_s=lambda pod: terms.measured_growth(pod.view.usage, pod.usage),
     )
-    if not growing:
-        return selected
-    instead = _select(growing, terms.deficit, terms)
+    return _select(growing, terms.deficit, terms) if growing else selected
+
+
+def _refuse_spared(ranked_pods: RankedPods, first: Sequence[RankedPod], instead: Sequence[RankedPod]) -> None:
+    """Give those of the `first` selection a refusal that are spared because the others are evicted `instead`."""
     uids = {pod.view.pod.uid for pod in instead}
     names = ", ".join(pod.view.pod.key for pod in instead)
-    for pod in selected:
+    for pod in first:
         if pod.view.pod.uid not in uids and not pod.refusals:
             refusal = Refusal(RefusalCode.SHORT_LIVED_RELIEF, f"what it frees would be used up by {names}")
             ranked_pods.set_refusals(pod, (refusal,))
-    return instead
 
 
 def _take_tokens(
