@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 STORE: Final = "/var/lib/containerd"
 FILL: Final = "dd if=/dev/zero bs=1048576 count=15 >>/grows; sleep 0.1"
 """150 MiB/s, where the machine can do that: as fast as the disk that a kubelet was seen to lose."""
+FILL_SLOWLY: Final = "dd if=/dev/zero bs=1048576 count=3 >>/grows; sleep 0.1"
 LITTER: Final = (
     "for i in 0 1 2 3 4 5 6 7 8 9; do for j in 0 1 2 3 4; do : >/n$n-$i$j; done; done; n=$((n+1)); sleep 0.1"
 )
@@ -57,6 +58,12 @@ def bytes_left(machine: Machine) -> tuple[str, str, str]:
     return "imagefs.available", "250Mi", "330Mi"
 
 
+def fewer_bytes_left(machine: Machine) -> tuple[str, str, str]:
+    """The same where the filler has not yet as much as an idle container with 200 MiB."""
+    assert free(machine, "avail", STORE) > 400 * MIB
+    return "imagefs.available", "120Mi", "170Mi"
+
+
 def inodes_left(machine: Machine) -> tuple[str, str, str]:
     """The same for files, with 50 s and more from where it is short to where there are none."""
     left = free(machine, "iavail", STORE)
@@ -64,9 +71,13 @@ def inodes_left(machine: Machine) -> tuple[str, str, str]:
     return "imagefs.inodesFree", f"{left - 6000}", f"{left - 1500}"
 
 
-@pytest.mark.parametrize(("fill", "thresholds"), [(FILL, bytes_left), (LITTER, inodes_left)], ids=["bytes", "inodes"])
+@pytest.mark.parametrize(
+    ("fill", "held_mib", "thresholds"),
+    [(FILL, 20, bytes_left), (FILL_SLOWLY, 200, fewer_bytes_left), (LITTER, 20, inodes_left)],
+    ids=["bytes", "bytes-beside-a-larger-one", "inodes"],
+)
 def test_a_container_that_fills_the_image_file_system_is_evicted_before_it_is_full(
-    containerd: Machine, node: Node, fill: str, thresholds: Callable[[Machine], tuple[str, str, str]]
+    containerd: Machine, node: Node, fill: str, held_mib: int, thresholds: Callable[[Machine], tuple[str, str, str]]
 ) -> None:
     machine = containerd
     signal, hard, soft = thresholds(machine)
@@ -82,7 +93,7 @@ def test_a_container_that_fills_the_image_file_system_is_evicted_before_it_is_fu
         try:
             # The signal may also end the first command that it begins, which is one of many.
             for name, script in (
-                ("chill", "dd if=/dev/zero of=/held bs=1048576 count=20"),
+                ("chill", f"dd if=/dev/zero of=/held bs=1048576 count={held_mib}"),
                 ("filler", f"trap : USR1; sleep 100000 & wait; while :; do {fill}; done"),
             ):
                 made.append(cast.add(start_container(machine, name, script)))
