@@ -108,7 +108,8 @@ def decide(
     if not config.ranking.kubelet:
         judged = inode_shortage.without_byte_shortage(judged)
     judged = kubelet_first.leave_to_kubelet(judged, snapshot, now=now, config=config)
-    threshold_state = thresholds.clear(threshold_state, kubelet_first.left_to_kubelet(judged))
+    left = kubelet_first.left_to_kubelet(judged)
+    threshold_state = thresholds.clear(threshold_state, left)
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     healthy = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
     observed = in_flight.advance(state.in_flight, snapshot, now=now, config=config, healthy=healthy)
@@ -194,6 +195,7 @@ def decide(
         notes=(
             *chosen.notes,
             *memory_shortage.notes(snapshot, effective),
+            *kubelet_first.notes(left),
             *[_relief_note(report) for report in observed.reports],
             *requests.notes,
             *overtaken_notes,
@@ -391,11 +393,11 @@ def _due(judged: Sequence[SignalVerdict], *, kubelet: bool) -> list[ThresholdVer
 
 
 def _not_due(judged: Sequence[SignalVerdict]) -> list[Refusal]:
-    """Why no pod is evicted for thresholds that would be due otherwise; one of each code and signal."""
+    """Why no pod is evicted for met thresholds that would be due otherwise; one of each code and signal."""
     found: dict[tuple[Signal, RefusalCode], Refusal] = {}
     for verdict in judged:
         for each in verdict.thresholds:
-            if each.not_due_code is not None:
+            if each.met and each.not_due_code is not None:
                 refusal = Refusal(each.not_due_code, each.not_due_reason)
                 found.setdefault((verdict.signal, refusal.code), refusal)
     return list(found.values())

@@ -30,6 +30,8 @@ from nodeagent.model import (
     DiskPoint,
     DiskTrace,
     NodeSnapshot,
+    Note,
+    NoteKind,
     RefusalCode,
     Signal,
     SignalVerdict,
@@ -133,6 +135,11 @@ def _judge(
 def left_to_kubelet(judged: Iterable[SignalVerdict]) -> tuple[ThresholdVerdict, ...]:
     """The thresholds that count as not met, of a result of `leave_to_kubelet`."""
     return tuple([each for verdict in judged for each in verdict.thresholds if each.not_due_code in _CODES])
+
+
+def notes(left: Iterable[ThresholdVerdict]) -> tuple[Note, ...]:
+    """Why these thresholds count as not met. No refusal: a healthy disk may be left to the kubelet for months."""
+    return tuple(dict.fromkeys([Note(NoteKind.KUBELET, each.not_due_reason) for each in left]))
 
 
 def next_thresholds(judged: Iterable[SignalVerdict], layout: DiskLayout) -> Mapping[Threshold, Threshold]:

@@ -418,7 +418,7 @@ def test_with_a_built_in_threshold_a_disk_that_stays_full_keeps_its_pods_until_o
     at_eviction: list[tuple[str, float]] = []
     api.on_eviction = lambda entry, _body: at_eviction.append((entry["metadata"]["name"], disk.left))
     agent = run(evictionHard=threshold, metrics={"address": address})
-    until(lambda: any(line["code"] == "stable-disk" for line in agent.logged("not evicting")), "why no pod is evicted")
+    until(lambda: any("left to the kubelet" in line["message"] for line in agent.logged("note")), "why none is evicted")
     assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
     before = _counted(address)
     until(lambda: _counted(address)["syncs"] >= before["syncs"] + 20, "twenty syncs")

@@ -19,9 +19,10 @@ from nodeagent.model import (
     DiskUsage,
     DiskUsageQuality,
     KubeletLevel,
+    Note,
+    NoteKind,
     Plan,
     PodView,
-    RefusalCode,
     Signal,
     SignalState,
 )
@@ -119,11 +120,9 @@ def test_with_nothing_configured_a_disk_that_stays_full_is_no_pressure(
     assert conditions[ConditionType.DISK_PRESSURE] is ConditionStatus.FALSE
     verdict = next(each for each in plan.signals if each.signal is Signal.IMAGEFS)
     assert verdict.state is SignalState.OK
-    refusal = next(each for each in plan.refusals if each.code is RefusalCode.STABLE_DISK)
-    assert refusal.message.endswith(
-        f"fs.available: {left}Gi of 100Gi are left, and pods are not seen to fill it; left to the kubelet until 10Gi "
-        "are left"
-    )
+    reason = f"{left}Gi of 100Gi are left, and pods are not seen to fill it; left to the kubelet until 10Gi are left"
+    assert Note(NoteKind.KUBELET, f"imagefs.available: {reason}") in plan.notes
+    assert plan.eviction_refusals == (), "nothing is refused on a healthy disk, and no snapshot file is written for it"
 
 
 @pytest.mark.parametrize("layout", [DiskLayout.SINGLE, DiskLayout.DEDICATED_IMAGEFS])
@@ -209,11 +208,11 @@ def test_pods_that_fill_the_disk_are_evicted_as_early_as_ever(grew: dict[str, An
 def test_pods_may_fill_what_unused_images_would_free() -> None:
     plan = last_plan(settings(), 16 * GI, pods_grew=3 * GI, unused_images=5 * GI)
     assert plan.victims == ()
-    refusal = next(each for each in plan.refusals if each.code is RefusalCode.IMAGES_FIRST)
-    assert refusal.message == (
+    reason = (
         "imagefs.available: 16Gi of 100Gi are left; pods fill it, and below 15Gi the kubelet removes images that "
         "nobody uses, 5Gi now"
     )
+    assert Note(NoteKind.KUBELET, reason) in plan.notes
 
 
 @pytest.mark.parametrize(("unused", "hard", "soft"), [(GI, True, True), (3 * GI, False, True), (5 * GI, False, False)])
