@@ -19,7 +19,7 @@ INTERRUPTED: Final = 130
 """128 + SIGINT, as in shells."""
 
 TABLE: Final = (
-    (OK, "ok", "every signal with a threshold was read, and no threshold is met"),
+    (OK, "ok", "every signal with a threshold that the node has was read, and no threshold is met"),
     (SOFT, "soft", "a soft threshold is met, but no hard one"),
     (HARD, "hard", "a hard threshold is met"),
     (

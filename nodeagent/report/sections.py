@@ -74,7 +74,9 @@ def summary(report: Report) -> str:
         left = [str(verdict.signal) for verdict in report.plan.signals if any(map(_is_left, verdict.thresholds))]
         if left:
             return f"OK {node}: no threshold counts as met; below one, and left to the kubelet: {', '.join(left)}"
-        return f"OK {node}: every signal is above its thresholds"
+        missing = any(verdict.state is SignalState.UNKNOWN and verdict.thresholds for verdict in report.plan.signals)
+        every = "every signal that this node has" if missing else "every signal"
+        return f"OK {node}: {every} is above its thresholds"
     verdicts = {verdict.signal: verdict for verdict in report.plan.signals}
     shared = _same_file_system(report)
     worst_verdicts = [

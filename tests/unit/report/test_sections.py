@@ -33,7 +33,15 @@ def row(output: str, start: str) -> str:
 
 
 def test_the_first_line_has_the_state_as_of_a_monitoring_plugin() -> None:
-    assert printed(reports.report()).splitlines()[0] == "OK node-1: every signal is above its thresholds"
+    memory = reports.judged(reports.observations()[Signal.MEMORY], SignalState.OK, (reports.HARD_MEMORY, 200 * MIB))
+    output = printed(reports.report(signals=(memory,)))
+    assert output.splitlines()[0] == "OK node-1: every signal is above its thresholds"
+
+
+def test_a_signal_that_the_node_does_not_have_is_not_said_to_be_above_its_thresholds() -> None:
+    output = printed(reports.report())
+    assert "unknown" in row(output, "allocatableMemory.available")
+    assert output.splitlines()[0] == "OK node-1: every signal that this node has is above its thresholds"
 
 
 def test_the_first_line_of_a_node_under_pressure_has_the_numbers_of_the_threshold() -> None:
