@@ -19,6 +19,7 @@ from tests.support.paths import REPOSITORY
 from tests.vm.agent_container import BUNDLE
 from tests.vm.image import NEWER, OLDER, Suite
 from tests.vm.machine import HOST_LOOPBACK, Machine
+from tests.vm.published import answer
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -112,8 +113,7 @@ def show(machine: Machine, name: str) -> str:
 
 def metric(machine: Machine, name: str) -> list[str]:
     """The values of a metric, its labels before each."""
-    fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9655/metrics').read().decode())"
-    return [line for line in machine.run(["python3", "-c", fetch]).stdout.splitlines() if line.startswith(name)]
+    return [line for line in answer(machine, "/metrics").splitlines() if line.startswith(name)]
 
 
 def started(machine: Machine) -> str:

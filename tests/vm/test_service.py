@@ -19,6 +19,7 @@ from tests.support.certificates import make, server_context
 from tests.vm.image import NEWER, OLDER, Suite
 from tests.vm.machine import HOST_LOOPBACK, Machine, wait_for_text
 from tests.vm.pods import VmPod, kill_pod, start_pod
+from tests.vm.published import answer
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
@@ -222,9 +223,8 @@ def test_a_reload_returns_when_it_is_done_where_systemd_can_wait_for_it(running:
 def test_its_figures_and_its_health_are_served_on_the_loopback(running: Machine, api: ApiServer) -> None:
     """In the sandbox too. The kubelet of this node is played by the double."""
     assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 180), journal(running)
-    fetch = "import sys, urllib.request as u; print(u.urlopen('http://127.0.0.1:9655' + sys.argv[1]).read().decode())"
-    assert [running.run(["python3", "-c", fetch, path]).stdout for path in ("/healthz", "/readyz")] == ["ok\n\n"] * 2
-    scraped = running.run(["python3", "-c", fetch, "/metrics"]).stdout
+    assert [answer(running, path) for path in ("/healthz", "/readyz")] == ["ok\n"] * 2
+    scraped = answer(running, "/metrics")
     assert re.search(r'^nodeagent_signal_available_bytes\{signal="memory.available"\} [1-9]\d+$', scraped, re.MULTILINE)
     assert re.search(r'^nodeagent_pressure_stalled_seconds_total\{scope="node"', scraped, re.MULTILINE)
     resident = re.search(r"^process_resident_memory_bytes (\d+)$", scraped, re.MULTILINE)
