@@ -7,6 +7,7 @@ Commands come one a line on stdin, answers go as JSON lines to stdout:
                          times are CLOCK_BOOTTIME, per_s is how fast it went from ABOVE to BYTES, the stalls (PSI) are
                          from crossed_at to back_at: every process of the node, any of system.slice; null: has not
                          happened
+    rest                 end the watch: this process then uses no CPU time of the machine
     trace                -> {"trace"}: since `watch`, ten times a second, [time, MemAvailable, full stall of the node in
                          seconds, OOM kills]
     kill CGROUP SECONDS  end the pod's processes after so long -> {"gone": CGROUP, "at"} when they are
@@ -44,8 +45,14 @@ class Observer:
         self.terms: list[tuple[float, str]] = []
         self.ending: list[str] = []
         self.watch(0, 0)
+        self.watching = False
+
+    @property
+    def busy(self) -> bool:
+        return self.watching or bool(self.terms or self.kills or self.ending)
 
     def watch(self, limit: int, above: int) -> None:
+        self.watching = True
         self.limit = limit
         self.above = above
         self.above_at: tuple[float, int] | None = None
@@ -100,6 +107,8 @@ class Observer:
         if word == "watch":
             self.watch(int(rest[0]), int(rest[1]))
             report(watching=True)
+        elif word == "rest":
+            self.watching = False
         elif word == "report":
             report(
                 lowest=self.lowest,
@@ -157,14 +166,15 @@ def main() -> None:
     report(ready=True)
     pending = b""
     while True:
-        if select.select([0], [], [], EVERY_S)[0]:
+        if select.select([0], [], [], EVERY_S if observer.busy else None)[0]:
             data = os.read(0, 4096)
             if not data:
                 sys.exit(0)
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 observer.command(line.decode())
-        observer.sample()
+        if observer.watching:
+            observer.sample()
         observer.act()
 
 
