@@ -111,7 +111,7 @@ def test_five_processes_with_a_failing_directory_evict_no_more_than_one(
     if failure == "full":
         subprocess.run(["dd", "if=/dev/zero", f"of={small_disk}/filler", "bs=4k"], check=False, capture_output=True)
     elif failure == "read-only":
-        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        until(lambda: _read_only(small_disk), "the remount")
     else:
         until(lambda: _removed(small_disk / "state"), "the removal")
     for uid in hogs:
@@ -128,6 +128,11 @@ def test_five_processes_with_a_failing_directory_evict_no_more_than_one(
     _await_decision(agent)
     assert agent.stop() == 0
     assert len(api.sent("POST", "/eviction")) <= 2
+
+
+def _read_only(mount: Path) -> bool:
+    """Mount it so. False: it is busy, because the agent writes a file of it."""
+    return subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=False).returncode == 0
 
 
 def _removed(directory: Path) -> bool:
