@@ -444,7 +444,8 @@ class RefusalCode(enum.StrEnum):
             "Disks: a built-in threshold is crossed, and pods do not fill the disk: not within an hour at the rate of "
             "the last ten minutes, nor within ten minutes at the present one. Many healthy nodes are 85% to 90% full "
             "for months. The threshold counts as not met, also for the condition, until less is left than the "
-            "kubelet's own threshold: 10%, for inodes 5%, where its configuration is not known.",
+            "kubelet's own threshold: 10%, for inodes 5%, where its configuration is not known. Reports have this code "
+            "at the threshold; no decision is refused for it.",
             "Nothing, or set another value, which is judged as it is written.",
             config_key="reclaim.waitForKubelet",
         ),
@@ -454,7 +455,8 @@ class RefusalCode(enum.StrEnum):
         _decision(
             "Disks: a built-in threshold is crossed, at least 14% of the disk are left (1% less than the kubelet's own "
             "threshold, if that is above 15%), pods fill it, and the images that no pod uses would free enough. A "
-            "kubelet keeps these until the disk is 85% full. The threshold counts as not met, also for the condition.",
+            "kubelet keeps these until the disk is 85% full. The threshold counts as not met, also for the condition. "
+            "Reports have this code at the threshold; no decision is refused for it.",
             "Remove images earlier (`reclaim.actions` of kind `images`, or `imageGCHighThresholdPercent` of the "
             "kubelet), or set another value, which is judged as it is written.",
             config_key="reclaim.waitForKubelet",
