@@ -10,7 +10,9 @@ Promises:
 4. A failure is a note and a log line, and the next event tries again.
 
 Theory of operation. An event is due some seconds later, so that the file also has what came of it. A refusal has lasted
-when every decision since `LASTED_S` refused to evict; it is written once, until a decision refuses no eviction.
+when every decision since `LASTED_S` refused to evict, for whatever reasons. It is written once, until a decision
+refuses no eviction; and again for each reason that comes to last so long by itself, since one that stays for days, such
+as `page-cache-only`, must hide no other.
 """
 
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.config.load import LoadedConfig
-from nodeagent.model import Note, NoteKind, OomReport, Plan
+from nodeagent.model import Note, NoteKind, OomReport, Plan, RefusalCode
 from nodeagent.records import recorder_paths, sample_recorder
 from nodeagent.records.recorder_paths import SnapshotPlace
 from nodeagent.runtime import workers
@@ -99,8 +101,9 @@ class AutoSnapshots:
         self._log = log
         self._start = start
         self._due: _Due | None = None
-        self._refused_since: float | None = None
-        self._refusal_written = False
+        self._refused_since: dict[RefusalCode | None, float] = {}
+        """By reason; None is any."""
+        self._written: frozenset[RefusalCode | None] = frozenset()
         self._started_at = float("-inf")
         self._running = False
         self._result: _Result | None = None
@@ -117,13 +120,13 @@ class AutoSnapshots:
         self._short_devices = sample_recorder.short_devices(plan.signals)
         if plan.victims:
             self._request(_Due(EVICTION, plan.id, wall, now + EVICTION_DELAY_S))
-        if plan.victims or not plan.eviction_refusals:
-            self._refused_since, self._refusal_written = None, False
-        elif self._refused_since is None:
-            self._refused_since = now
-        elif now - self._refused_since >= LASTED_S and not self._refusal_written:
-            self._refusal_written = True
+        codes = () if plan.victims else [refusal.code for refusal in plan.eviction_refusals]
+        reasons = (None, *codes) if codes else ()
+        self._refused_since = {reason: self._refused_since.get(reason, now) for reason in reasons}
+        lasted = frozenset(reason for reason, since in self._refused_since.items() if now - since >= LASTED_S)
+        if lasted - self._written:
             self._request(_Due(REFUSAL, plan.id, wall, now))
+        self._written = lasted
 
     def observe_oom(self, report: OomReport, *, now: float, wall: float) -> None:
         """After each report of OOM kills."""

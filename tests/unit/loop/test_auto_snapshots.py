@@ -38,11 +38,13 @@ class Started:
 
     def __init__(self) -> None:
         self.works: list[Callable[[], object]] = []
+        self.count = 0
         self.pids = True
 
     def __call__(self, work: Callable[[], object]) -> bool:
         if self.pids:
             self.works.append(work)
+            self.count += 1
         return self.pids
 
     def run(self) -> None:
@@ -135,6 +137,32 @@ def test_a_refusal_is_written_once_when_it_has_lasted_a_minute(
     assert started.works == []
     observe(auto, REFUSING, 1070.0)
     assert len(started.works) == 1
+
+
+def test_a_refusal_that_stays_hides_no_later_one(auto: AutoSnapshots, started: Started) -> None:
+    stays = Refusal(RefusalCode.PAGE_CACHE_ONLY, "only page cache")
+    staying = CALM._replace(refusals=(stays,))
+    both = CALM._replace(refusals=(stays, *REFUSING.refusals))
+    observe(auto, staying, 0.0, 60.0)
+    started.run()
+    observe(auto, staying, *range(70, 1000, 10))
+    observe(auto, both, 1000.0, 1059.0)
+    assert started.works == []
+    observe(auto, both, 1060.0)
+    started.run()
+    observe(auto, both, *range(1070, 2000, 10))
+    observe(auto, staying, *range(2000, 3000, 10))
+    assert started.works == [], "what stays is written once"
+    observe(auto, both, 3000.0, 3060.0)
+    assert len(started.works) == 1
+
+
+def test_a_refusal_for_reasons_that_take_turns_is_written_once(auto: AutoSnapshots, started: Started) -> None:
+    other = CALM._replace(refusals=(Refusal(RefusalCode.PAGE_CACHE_ONLY, "only page cache"),))
+    for now in range(0, 600, 60):
+        observe(auto, REFUSING if now % 120 else other, now, now + 59.0)
+        started.run()
+    assert started.count == 1
 
 
 def test_a_memory_limit_that_is_not_raised_is_no_refusal_to_evict(auto: AutoSnapshots, started: Started) -> None:
