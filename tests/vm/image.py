@@ -68,7 +68,7 @@ PACKAGES: Final = (
 )
 ROOT_SIZE: Final = "3G"
 """Of the sparse root file system; 900 MB of it are used. What is left is nodefs for the tests to fill."""
-TOOLS: Final = ("qemu-system-x86_64", "ssh", "ssh-keygen")
+TOOLS: Final = ("qemu-system-x86_64", "setpriv", "ssh", "ssh-keygen")
 BUILD_TOOLS: Final = ("debootstrap", "mke2fs", "chroot")
 DEBOOTSTRAP: Final = Path("/usr/share/debootstrap/scripts")
 """A file for each release that debootstrap can make."""
@@ -119,7 +119,9 @@ def why_not(suite: Suite = OLDER) -> str:
     tools = TOOLS if _folder(suite).exists() else TOOLS + BUILD_TOOLS
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        return f"missing: {', '.join(missing)} (Debian: qemu-system-x86 debootstrap e2fsprogs openssh-client)"
+        return (
+            f"missing: {', '.join(missing)} (Debian: qemu-system-x86 debootstrap e2fsprogs openssh-client util-linux)"
+        )
     if not _folder(suite).exists() and not (DEBOOTSTRAP / suite.name).exists():
         return f"this host's debootstrap does not know Debian {suite.name}"
     if not _folder(suite).exists() and os.geteuid() != 0:

@@ -4,7 +4,7 @@ Promises:
 
 1. Every wait has a deadline, and what the machine printed on its console is in the error.
 2. The image is never written: each machine works on a snapshot that vanishes with it.
-3. `stop` ends the emulator, whatever state it is in.
+3. `stop` ends the emulator, whatever state it is in. So does the end of the process that started it, also by a signal.
 4. A kernel that dies while it boots is booted again, at most `BOOTS` times in all, and reported. That is the emulator:
    on two CPUs it now and then runs code that the kernel has just patched as it was before (`Oops: int3`;
    bugzilla.redhat.com/2216496). Whatever dies after the boot fails its test.
@@ -258,6 +258,7 @@ def _qemu_command(image: Image, *, memory_mib: int, cpus: int, imagefs: Path, ss
         msg = f"NODEAGENT_VM_ACCEL is {accelerator!r}; it may be tcg or kvm"
         raise ValueError(msg)
     return [
+        *("setpriv", "--pdeathsig", "KILL"),
         "qemu-system-x86_64",
         "-nodefaults",
         "-no-user-config",
