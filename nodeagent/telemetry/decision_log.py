@@ -27,8 +27,10 @@ from nodeagent.model import (
     ReclaimOrder,
     ReclaimOutcome,
     ReclaimResult,
+    Refusal,
     RefusalKind,
     ResizeOutcome,
+    Signal,
     SignalState,
     SignalVerdict,
     Threshold,
@@ -285,17 +287,16 @@ class DecisionLog:
                 facts = {"code": refusal.code, "reason": refusal.message}
                 self._log.info("not raising limit", id=plan.id, **facts, once=f"limit {refusal.code}")
                 continue
-            protected = {
-                pod.view.pod.key: pod.refusals[0].message for pod in plan.ranking[:MAX_PODS_IN_LINE] if pod.refusals
-            }
+            signal = _signal_of(refusal, plan)
+            first = plan.ranking[:MAX_PODS_IN_LINE] if signal is plan.ranked_for else ()
             self._log.info(
                 "not evicting",
                 id=plan.id,
-                signal=plan.ranked_for,
+                signal=signal,
                 code=refusal.code,
                 reason=refusal.message,
-                protected=protected,
-                once=f"{plan.ranked_for} {refusal.code}",
+                protected={pod.view.pod.key: pod.refusals[0].message for pod in first if pod.refusals},
+                once=f"{signal} {refusal.code}",
             )
         reasons = (plan.ranked_for, *(refusal.code for refusal in plan.refusals))
         changed = self._changed("refusals", reasons)
@@ -348,6 +349,15 @@ def status(plan: Plan, snapshot: NodeSnapshot) -> str:
     worst = next((s for s in (SignalState.HARD, SignalState.SOFT, SignalState.UNKNOWN) if s in states), SignalState.OK)
     pressure = [str(c.type) for c in plan.conditions if c.status is ConditionStatus.TRUE]
     return f"{worst}; {len(snapshot.pods)} pods; " + (", ".join(pressure) or "no pressure")
+
+
+def _signal_of(refusal: Refusal, plan: Plan) -> Signal:
+    """The signal whose met threshold is not due because of it; otherwise the one that pods are ranked for."""
+    for verdict in plan.signals:
+        for each in verdict.thresholds:
+            if each.met and (each.not_due_code, each.not_due_reason) == (refusal.code, refusal.message):
+                return verdict.signal
+    return plan.ranked_for
 
 
 def _target_names(order: ReclaimOrder) -> list[str]:

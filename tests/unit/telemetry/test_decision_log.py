@@ -139,6 +139,30 @@ def test_the_same_refusal_is_logged_once_for_each_signal(logged: LoggedAgent) ->
     assert len([line for line in lines if line["event"] == "note"]) == 1
 
 
+def test_a_met_threshold_that_is_not_due_is_logged_for_its_own_signal(logged: LoggedAgent) -> None:
+    plan = acting()
+    code, reason = RefusalCode.BYTES_FIRST, "bytes run out first"
+    (memory, *_) = plan.signals
+    (threshold, *_) = memory.thresholds
+    not_due = threshold._replace(met=True, due=False, not_due_code=code, not_due_reason=reason)
+    inodes = [
+        memory._replace(observation=memory.observation._replace(signal=signal), thresholds=(not_due,))
+        for signal in (Signal.NODEFS_INODES, Signal.IMAGEFS_INODES)
+    ]
+    refusals = (Refusal(code, reason), Refusal(RefusalCode.FUTILE, "nothing helps"))
+    for signals in (inodes[:1], inodes[1:]):
+        logged.decision_log.log_plan(
+            plan._replace(victims=(), signals=tuple(signals), refusals=refusals), acts=True, notes=()
+        )
+    lines = [line for line in logged.lines() if line["event"] == "not evicting"]
+    assert [(line["signal"], line["code"]) for line in lines] == [
+        ("nodefs.inodesFree", "bytes-first"),
+        ("memory.available", "futile"),
+        ("imagefs.inodesFree", "bytes-first"),
+    ]
+    assert not lines[0]["protected"], "pods are ranked for another signal"
+
+
 def test_why_a_limit_is_not_raised_is_recorded_and_logged_beside_an_eviction_as_no_refusal_of_one(
     logged: LoggedAgent,
 ) -> None:
