@@ -96,7 +96,7 @@ MASKED: Final = (
 )
 """Would only cost boot time, or write to the console."""
 GENERATOR: Final = "systemd-fstab-generator"
-"""The only one with something to generate. The others are a third of the CPU time of each `systemctl daemon-reload`."""
+"""The only one with something to generate. The others take two fifths of the CPU time of `systemctl daemon-reload`."""
 
 
 class Image(NamedTuple):
