@@ -18,9 +18,9 @@ from tests.vm.ramps import MIB, Node
 
 KUBELET_MIB: Final = 450
 """The kubelet's hard threshold."""
-HARD_MIB: Final = 675
-SOFT_MIB: Final = 900
-"""The agent's, as far above the kubelet's as `aboveKubelet` keeps them."""
+HARD_MIB: Final = 500
+SOFT_MIB: Final = 650
+"""The agent's, shortly above the kubelet's."""
 FILES: Final = 15
 FILE_MIB: Final = 280
 """Together more than twice the machine's 2 GiB. Each one fits into the inactive list, which the kernel keeps at a
