@@ -94,7 +94,7 @@ MASKED: Final = (
     "systemd-logind.service",
     "systemd-networkd-wait-online.service",
 )
-"""Would only cost boot time, or write to the console."""
+"""Would only cost time, or write to the console."""
 GENERATOR: Final = "systemd-fstab-generator"
 """The only one with something to generate. The others take two fifths of the CPU time of `systemctl daemon-reload`."""
 
