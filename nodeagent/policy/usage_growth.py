@@ -1,9 +1,9 @@
 """Measure how fast each pod's usage grows, in units per second.
 
-Theory of operation. `record_sample` keeps two samples of memory and PIDs, at least `SAMPLE_DISTANCE_S` apart,
-and the last two complete disk walks of each pod. Memory and PIDs grow from the newer kept sample that is old
-enough; inodes grow from one walk to the next; bytes on disk grow by the pod's write rate, because its walks are far
-apart. PIDs also count the fork rate, because no sample contains children that live for milliseconds.
+Theory of operation. `record_sample` keeps two samples of memory and PIDs, and two complete disk walks of each pod, at
+least `SAMPLE_DISTANCE_S` apart. Memory and PIDs grow from the newer kept sample that is old enough; inodes grow from
+one walk to the next; bytes on disk grow by the pod's write rate, because its walks are far apart. PIDs also count the
+fork rate, because no sample contains children that live for milliseconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +28,9 @@ SAMPLE_DISTANCE_S: Final = 5.0
 needs for a whole PID table (about 16 s at 2,000/s)."""
 SAMPLE_MAX_AGE_S: Final = 60.0
 """An older sample (a stopped agent) is no base for growth."""
+WALK_MIN_DISTANCE_S: Final = 0.5
+"""Two walks that are nearer give no growth: the shortest pause between walks below a threshold. In the first
+`SAMPLE_DISTANCE_S` after the crossing there are no others."""
 WALK_MAX_DISTANCE_S: Final = pod_usage.DISK_MAX_AGE_S
 """Two walks that are further apart give no growth."""
 PROJECTION_S: Final = 10.0
@@ -71,11 +74,11 @@ def record_sample(
     """The state with this snapshot's usage, if the newest kept sample is old enough. `memory_rule` as in the ranking:
     by it a pod that is swapped out or in neither shrinks nor grows."""
     newer, taken_at = state.newer, snapshot.taken_at
+    state = state._replace(walks=_with_walks(state.walks, snapshot))
     if newer is not None and 0 <= taken_at - newer.at < SAMPLE_DISTANCE_S:
         return state
     memory: dict[str, int] = {}
     pids: dict[str, int] = {}
-    walks: dict[str, tuple[DiskWalk, ...]] = {}
     for _, usage in snapshot.pods:
         if usage is None:
             continue
@@ -84,11 +87,18 @@ def record_sample(
             memory[uid] = used
         if count is not None:
             pids[uid] = count
-        if usage.disk_usage_quality is not None and (kept := _with_walk(state.walks.get(uid, ()), usage)):
-            walks[uid] = kept
     if newer is not None and not newer.at < taken_at:  # the clock of another boot
         newer = None
-    return GrowthState(newer, GrowthSample(taken_at, memory, pids), walks)
+    return GrowthState(newer, GrowthSample(taken_at, memory, pids), state.walks)
+
+
+def _with_walks(
+    walks: Mapping[str, tuple[DiskWalk, ...]], snapshot: NodeSnapshot
+) -> Mapping[str, tuple[DiskWalk, ...]]:
+    """The kept walks of the pods in the snapshot whose disk usage is measured."""
+    usages = [usage for _, usage in snapshot.pods if usage is not None and usage.disk_usage_quality is not None]
+    found = [(usage.cgroup_uid, _with_walk(walks.get(usage.cgroup_uid, ()), usage)) for usage in usages]
+    return {uid: kept for uid, kept in found if kept}
 
 
 def _with_walk(kept: tuple[DiskWalk, ...], usage: PodUsage) -> tuple[DiskWalk, ...]:
@@ -190,15 +200,32 @@ def _fork_rate(usage: PodUsage | None, _used: int | None) -> float:
 
 
 def _walk_growth(kept: Sequence[DiskWalk], usage: PodUsage, used: int, signal: Signal, layout: DiskLayout) -> float:
-    """Growth from the walk before the one in `usage`, or from zero if the pod started since; 0 if neither is known or
-    it is too long ago."""
+    """Growth from an earlier walk to the one in `usage`, or from zero if the pod started and no walk is earlier; 0 if
+    neither is known or it is too long ago."""
     quality = usage.disk_usage_quality
     if quality is None or not quality.complete:
         return 0.0
-    bases = [(walk.at, pod_usage.disk_usage(walk.disk, signal, layout)) for walk in reversed(kept)]
-    if usage.started_at is not None:
-        bases.append((usage.started_at, 0))
-    for since, count in bases:
-        if count is not None and SAMPLE_DISTANCE_S <= quality.read_at - since <= WALK_MAX_DISTANCE_S:
-            return (used - count) / (quality.read_at - since)
-    return 0.0
+    bases = []
+    for walk in kept:
+        distance_s, count = quality.read_at - walk.at, pod_usage.disk_usage(walk.disk, signal, layout)
+        if count is not None and WALK_MIN_DISTANCE_S <= distance_s <= WALK_MAX_DISTANCE_S:
+            bases.append((distance_s, count))
+    if not bases:
+        return _growth_since_start(usage, used, signal, walked_at=quality.read_at)
+    far_enough = [base for base in bases if base[0] >= SAMPLE_DISTANCE_S]
+    distance_s, count = min(far_enough) if far_enough else max(bases)
+    return (used - count) / distance_s
+
+
+def _growth_since_start(usage: PodUsage, used: int, signal: Signal, *, walked_at: float) -> float:
+    """What the pod took since its start, but at most what it wrote since its writes are counted: it may have taken all
+    of it at its start and be idle since."""
+    lived_s = walked_at - usage.started_at if usage.started_at is not None else 0.0
+    if not SAMPLE_DISTANCE_S <= lived_s <= WALK_MAX_DISTANCE_S:
+        return 0.0
+    grown, writing = used / lived_s, usage.writing
+    if signal not in DISK_BYTE_SIGNALS or writing is None or not writing.complete:
+        return grown
+    if writing.watched_s < WALK_MIN_DISTANCE_S or abs(walked_at - writing.read_at) > SAMPLE_DISTANCE_S:
+        return grown
+    return min(grown, writing.written / writing.watched_s)

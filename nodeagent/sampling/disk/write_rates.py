@@ -39,6 +39,8 @@ class WriteCounters(NamedTuple):
     pending: int
     """Bytes of dirty page cache."""
     read_at: float
+    complete: bool = True
+    """All writes of the pod are counted."""
 
 
 class _CgroupCounters(NamedTuple):
@@ -114,6 +116,7 @@ class WriteHistory:
             written=max(0, written),
             watched_s=track.last.read_at - track.first.read_at,
             read_at=track.last.read_at,
+            complete=track.last.complete,
         )
 
 
@@ -175,7 +178,7 @@ class ProcessWrites:
             self._total[uid] = self._total.get(uid, 0) + (grown if before is not None else 0)
             self._last[uid] = found
             sampled.add(uid)
-            history.add(uid, WriteCounters(self._total[uid], 0, now))
+            history.add(uid, WriteCounters(self._total[uid], 0, now, complete=False))
         self._last = {uid: last for uid, last in self._last.items() if uid in sampled}
         self._total = {uid: total for uid, total in self._total.items() if uid in sampled}
         history.retain(frozenset(sampled))

@@ -20,6 +20,7 @@ from nodeagent.model import (
     RankedPod,
     RefusalCode,
     Signal,
+    WriteRate,
 )
 from nodeagent.policy import engine, lasting_relief
 from nodeagent.policy.state import initial
@@ -126,6 +127,44 @@ def disk_plan(*, filler_gib: float, mib_per_s: float, idle: Mapping[str, Any] | 
         if plan.victims:
             return plan
     raise AssertionError("no eviction")
+
+
+def young_pods_plan(*walks_at: float, writes: bool = False) -> Plan:
+    """The first plan that evicts for a disk of which 5Mi a second are taken, crossed 10 s from now. It is walked at
+    these seconds. An idle pod wrote 200Mi when it started 40 s ago; the filler, younger, holds 110Mi."""
+    config = nodes.config(nodes.hard(Signal.NODEFS, 120 * MI))
+    state = initial("t", now=NOW)
+    for number in range(100):
+        seconds = number / 4
+        at, left, walks = NOW + seconds, 170 * MI - 5 * MI * number // 4, [each for each in walks_at if each <= seconds]
+        pods = []
+        for name, age_s, held, per_s in (("idle", 40.0, 200 * MI, 0), ("filler", 30.0, 110 * MI, 5 * MI)):
+            more: dict[str, Any] = {"started_at": NOW - age_s}
+            if walks:
+                more |= walked(int(held + per_s * walks[-1]), NOW + walks[-1])
+            if writes and seconds >= 10.0:
+                more["writing"] = WriteRate(per_s, int(per_s * (seconds - 10.0)), seconds - 10.0, at)
+            pods.append(nodes.view(name, 10 * MI, qos=QOSClass.BEST_EFFORT, usage_more=more))
+        points = [DiskPoint(NOW + each, GI + int(5 * MI * each), int((310 + 5 * each) * MI), 9, 9) for each in walks]
+        node = snapshot(*pods, at=at, available={Signal.NODEFS: left, Signal.CONTAINERFS: left})
+        if points:
+            trace = DiskTrace((Signal.NODEFS, Signal.CONTAINERFS), points[0], points[0], points[-1], deleted_known=True)
+            node = node._replace(disk_traces=(trace,))
+        plan, state = engine.decide(node, state, now=at, config=config)
+        if plan.victims:
+            return plan
+    raise AssertionError("no eviction")
+
+
+@pytest.mark.parametrize("walks_at", [(10.25, 11.0), (10.25, 12.75), (9.0, 10.5), (8.0, 10.25), (2.0, 10.25)])
+def test_a_pod_that_wrote_much_at_its_start_is_not_evicted_for_one_that_fills_the_disk(
+    walks_at: tuple[float, ...],
+) -> None:
+    assert victims(young_pods_plan(*walks_at)) == ["filler"]
+
+
+def test_one_walk_and_the_writes_since_the_crossing_show_who_fills_the_disk() -> None:
+    assert victims(young_pods_plan(10.25, writes=True)) == ["filler"]
 
 
 def walked(amount: int, at: float) -> dict[str, Any]:
