@@ -2,6 +2,9 @@
 
 from typing import Final
 
+from tests.vm.machine import Machine
+from tests.vm.pods import VmPod
+
 IMAGE: Final = "docker.io/library/busybox:test"
 
 
@@ -16,3 +19,13 @@ echo '[{{"Config":"config.json","RepoTags":["{IMAGE}"],"Layers":["layer.tar"]}}]
 tar -cf image.tar manifest.json config.json layer.tar
 ctr -n k8s.io images import image.tar
 """
+
+
+def remove_container(machine: Machine, pod: VmPod) -> None:
+    """Remove the pod's only container with its writable layer, once containerd knows that its process has ended."""
+    ctr = "ctr -n k8s.io"
+    machine.run(
+        f"timeout 200 sh -c 'until {ctr} tasks delete --force {pod.container_id}; "
+        f"{ctr} containers delete {pod.container_id}; do sleep 0.5; done'",
+        timeout_s=240,
+    )

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.vm.containers import IMAGE, MAKE_IMAGE
+from tests.vm.containers import IMAGE, MAKE_IMAGE, remove_container
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod
 
@@ -62,9 +62,8 @@ def containers(machine: Machine) -> Iterator[dict[str, VmPod]]:
     machine.run("sync")
     yield made
     for pod in made.values():
+        remove_container(machine, pod)
         machine.run(
-            f"ctr -n k8s.io tasks delete --force {pod.container_id}; "
-            f"ctr -n k8s.io containers delete {pod.container_id}; "
             f"systemctl stop {pod.slice}; rm -rf /var/log/pods/{pod.namespace}_{pod.name}_{pod.uid}",
             check=False,
         )

@@ -82,7 +82,8 @@ class Kills:
 
     def _records(self) -> list[dict[str, Any]]:
         found = self.machine.run("cat /run/nodeagent/decisions.jsonl", check=False).stdout
-        return [record for line in found.splitlines() if (record := json.loads(line))["record"] == "oom"]
+        lines, _, _being_written = found.rpartition("\n")
+        return [record for line in lines.splitlines() if (record := json.loads(line))["record"] == "oom"]
 
     def _kernel(self) -> list[Logged]:
         return [
