@@ -68,8 +68,6 @@ class WriteRate(NamedTuple):
     """Bytes since its writes are counted."""
     watched_s: float
     read_at: float
-    complete: bool = True
-    """All its writes are counted. The counters of processes miss those of processes that end between two samples."""
 
 
 class ContainerUsage(NamedTuple):

@@ -474,7 +474,9 @@ def _selection_terms(
         limit_state=limit_state,
         loss=loss,
         growth_rate=usage_growth.certain_growth_rate(growth, target.signal, at=snapshot.taken_at),
-        measured_growth=usage_growth.measured_growth_rate(growth, target.signal, snapshot.layout, at=snapshot.taken_at),
+        measured_growth=usage_growth.measured_growth_rate(
+            growth, target.signal, snapshot, loss_per_s=None if loss is None else loss / selection.LOSS_HORIZON_S
+        ),
         reserve=verdict.value or 0,
         used_up=target.trend is not None and now - used_up_at >= selection.REPLACEMENT_INTERVAL_S,
         wait_for_larger=selection.should_wait_for_larger(

@@ -6,7 +6,7 @@ one walk to the next; bytes on disk grow by the pod's write rate, because its wa
 fork rate, because no sample contains children that live for milliseconds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.model import (
@@ -54,6 +54,20 @@ class DiskWalk(NamedTuple):
 
     at: float
     disk: DiskUsage
+
+
+class Growth(NamedTuple):
+    """By how much a pod has grown, and within what time."""
+
+    amount: int
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        return self.amount / self.seconds
+
+
+NO_GROWTH: Final = Growth(0, 1.0)
 
 
 class GrowthState(NamedTuple):
@@ -139,9 +153,7 @@ def walk_growth_rate(state: GrowthState, signal: Signal, layout: DiskLayout) -> 
     """How fast a pod grows on a disk, from one complete walk to the next."""
 
     def walk_growth(usage: PodUsage | None, used: int | None) -> float:
-        if usage is None or used is None:
-            return 0.0
-        return _walk_growth(state.walks.get(usage.cgroup_uid, ()), usage, used, signal, layout)
+        return _walk_growth(state, usage, used, signal, layout).per_second
 
     return walk_growth
 
@@ -164,11 +176,28 @@ def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> Gro
     return least_growth
 
 
-def measured_growth_rate(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: float) -> GrowthRate:
-    """As `certain_growth_rate`, and on disks from one walk to the next."""
-    if signal in DISK_SIGNALS:
-        return walk_growth_rate(state, signal, layout)
-    return certain_growth_rate(state, signal, at=at)
+def measured_growth_rate(
+    state: GrowthState, signal: Signal, snapshot: NodeSnapshot, *, loss_per_s: float | None
+) -> GrowthRate:
+    """As `certain_growth_rate`, and on disks from one walk to the next.
+
+    Between walks that are far apart a pod may have written much and be idle since, and one that has just begun seems
+    slow. So where the writes of the pods explain at least half of what the signal loses now (`loss_per_s`), a pod has
+    grown by no more than it wrote while its writes were watched. They do not explain it on cgroup v1 for processes that
+    live for milliseconds, on file systems whose writes are charged to no pod (ZFS), and for fallocate.
+    """
+    at = snapshot.taken_at
+    if signal not in DISK_SIGNALS:
+        return certain_growth_rate(state, signal, at=at)
+    written = sum([_written(usage, at=at).per_second for _, usage in snapshot.pods])
+    if signal not in DISK_BYTE_SIGNALS or not loss_per_s or written * 2 < loss_per_s:
+        return walk_growth_rate(state, signal, snapshot.layout)
+
+    def growth_by_writes(usage: PodUsage | None, used: int | None) -> float:
+        grown, wrote = _walk_growth(state, usage, used, signal, snapshot.layout), _written(usage, at=at)
+        return Growth(min(grown.amount, wrote.amount), min(grown.seconds, wrote.seconds)).per_second
+
+    return growth_by_writes
 
 
 def expected_forks(usage: PodUsage | None) -> int:
@@ -194,38 +223,34 @@ def _write_rate(usage: PodUsage | None, _used: int | None) -> float:
     return usage.writing.bytes_per_s if usage is not None and usage.writing else 0.0
 
 
+def _written(usage: PodUsage | None, *, at: float) -> Growth:
+    """What the pod wrote while its writes were watched; nothing where that is unknown."""
+    writing = usage.writing if usage is not None else None
+    if writing is None or writing.watched_s <= 0.0 or at - writing.read_at > SAMPLE_DISTANCE_S:
+        return NO_GROWTH
+    return Growth(writing.written, writing.watched_s)
+
+
 def _fork_rate(usage: PodUsage | None, _used: int | None) -> float:
     forks = usage.forks_per_s if usage is not None else None
     return forks if forks is not None and 0.0 <= forks <= units.MAX_PLAUSIBLE else 0.0
 
 
-def _walk_growth(kept: Sequence[DiskWalk], usage: PodUsage, used: int, signal: Signal, layout: DiskLayout) -> float:
-    """Growth from an earlier walk to the one in `usage`, or from zero if the pod started and no walk is earlier; 0 if
-    neither is known or it is too long ago."""
-    quality = usage.disk_usage_quality
-    if quality is None or not quality.complete:
-        return 0.0
-    bases = []
-    for walk in kept:
-        distance_s, count = quality.read_at - walk.at, pod_usage.disk_usage(walk.disk, signal, layout)
-        if count is not None and WALK_MIN_DISTANCE_S <= distance_s <= WALK_MAX_DISTANCE_S:
-            bases.append((distance_s, count))
-    if not bases:
-        return _growth_since_start(usage, used, signal, walked_at=quality.read_at)
-    far_enough = [base for base in bases if base[0] >= SAMPLE_DISTANCE_S]
-    distance_s, count = min(far_enough) if far_enough else max(bases)
-    return (used - count) / distance_s
-
-
-def _growth_since_start(usage: PodUsage, used: int, signal: Signal, *, walked_at: float) -> float:
-    """What the pod took since its start, but at most what it wrote since its writes are counted: it may have taken all
-    of it at its start and be idle since."""
-    lived_s = walked_at - usage.started_at if usage.started_at is not None else 0.0
-    if not SAMPLE_DISTANCE_S <= lived_s <= WALK_MAX_DISTANCE_S:
-        return 0.0
-    grown, writing = used / lived_s, usage.writing
-    if signal not in DISK_BYTE_SIGNALS or writing is None or not writing.complete:
-        return grown
-    if writing.watched_s < WALK_MIN_DISTANCE_S or abs(walked_at - writing.read_at) > SAMPLE_DISTANCE_S:
-        return grown
-    return min(grown, writing.written / writing.watched_s)
+def _walk_growth(
+    state: GrowthState, usage: PodUsage | None, used: int | None, signal: Signal, layout: DiskLayout
+) -> Growth:
+    """Growth from an earlier walk to the one in `usage`, or from zero if the pod started and no walk is earlier;
+    nothing if neither is known or it is too long ago."""
+    quality = usage.disk_usage_quality if usage is not None else None
+    if usage is None or used is None or quality is None or not quality.complete:
+        return NO_GROWTH
+    bases: list[Growth] = []
+    for walk in state.walks.get(usage.cgroup_uid, ()):
+        count, seconds = pod_usage.disk_usage(walk.disk, signal, layout), quality.read_at - walk.at
+        if count is not None and WALK_MIN_DISTANCE_S <= seconds <= WALK_MAX_DISTANCE_S:
+            bases.append(Growth(used - count, seconds))
+    if bases:
+        far_enough = [base for base in bases if base.seconds >= SAMPLE_DISTANCE_S]
+        return far_enough[-1] if far_enough else bases[0]
+    lived_s = quality.read_at - usage.started_at if usage.started_at is not None else 0.0
+    return Growth(used, lived_s) if SAMPLE_DISTANCE_S <= lived_s <= WALK_MAX_DISTANCE_S else NO_GROWTH

@@ -27,6 +27,8 @@ from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 _MAX_PIDS: Final = 1000
 """Processes read in one sample, 20 us each: a fork bomb must not delay the loop."""
+_WATCH_GAP_S: Final = 10.0
+"""After a longer pause the writes are counted from zero: the disk was not near a threshold meanwhile."""
 _MAX_POD_PIDS: Final = 200
 """Of these, processes of one pod."""
 
@@ -39,8 +41,6 @@ class WriteCounters(NamedTuple):
     pending: int
     """Bytes of dirty page cache."""
     read_at: float
-    complete: bool = True
-    """All writes of the pod are counted."""
 
 
 class _CgroupCounters(NamedTuple):
@@ -91,7 +91,11 @@ class WriteHistory:
             return
         if counters.flushed != track.last.flushed:
             track.since = counters.read_at
-        track.previous, track.last = track.last, counters
+        if counters.read_at - track.last.read_at > _WATCH_GAP_S:
+            track.first, track.previous = counters, None
+        else:
+            track.previous = track.last
+        track.last = counters
 
     def retain(self, uids: frozenset[str]) -> None:
         """Drop all other pods."""
@@ -116,7 +120,6 @@ class WriteHistory:
             written=max(0, written),
             watched_s=track.last.read_at - track.first.read_at,
             read_at=track.last.read_at,
-            complete=track.last.complete,
         )
 
 
@@ -178,7 +181,7 @@ class ProcessWrites:
             self._total[uid] = self._total.get(uid, 0) + (grown if before is not None else 0)
             self._last[uid] = found
             sampled.add(uid)
-            history.add(uid, WriteCounters(self._total[uid], 0, now, complete=False))
+            history.add(uid, WriteCounters(self._total[uid], 0, now))
         self._last = {uid: last for uid, last in self._last.items() if uid in sampled}
         self._total = {uid: total for uid, total in self._total.items() if uid in sampled}
         history.retain(frozenset(sampled))

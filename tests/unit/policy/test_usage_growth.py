@@ -6,11 +6,14 @@ import pytest
 
 from nodeagent.model import (
     DiskLayout,
+    DiskUsage,
+    DiskUsageQuality,
     PodView,
     Signal,
+    WriteRate,
 )
 from nodeagent.policy import usage_growth
-from tests.support.nodes import NOW, snapshot, view
+from tests.support.nodes import MI, NOW, snapshot, view
 
 
 def processes(name: str, count: int, **more: Any) -> PodView:
@@ -34,3 +37,34 @@ def test_growth_is_of_the_threads_also_where_the_order_counts_processes(ranked_b
         growth = usage_growth.record_sample(growth, snapshot(leak, at=NOW + second))
     now = view("leak", usage_more={"process_count": 1, "thread_count": 160}).usage
     assert usage_growth.certain_growth_rate(growth, Signal.PID, at=NOW + 12)(now, ranked_by) == pytest.approx(5.0)
+
+
+def on_disk(name: str, mib: int, *, walked_at: float, wrote_mib: int = 0) -> PodView:
+    """A pod whose writes are watched for ten seconds."""
+    disk = DiskUsage(rootfs_bytes=mib * MI, logs_bytes=0, volumes_bytes=0)
+    writing = WriteRate(0.0, wrote_mib * MI, 10.0, NOW)
+    quality = DiskUsageQuality(walked_at, complete=True)
+    return view(name, usage_more={"disk": disk, "disk_usage_quality": quality, "writing": writing})
+
+
+@pytest.mark.parametrize(
+    ("loss_mib_per_s", "expected"),
+    [(20.0, [0.0, 20.0, 0.0]), (141.0, [10.0, 5.0, 0.0]), (None, [10.0, 5.0, 0.0])],
+    ids=["writes explain the loss", "most of the loss is not written by pods", "loss unknown"],
+)
+def test_growth_on_a_disk_is_what_walks_and_writes_both_show(
+    loss_mib_per_s: float | None, expected: list[float]
+) -> None:
+    """Between two walks one pod has written much and is idle since, one has begun ten seconds ago, and a database
+    writes over what it holds."""
+    before = snapshot(*[on_disk(name, 50, walked_at=NOW - 60.0) for name in ("idle", "filler", "database")])
+    growth = usage_growth.record_sample(usage_growth.GrowthState(), before)
+    now = snapshot(
+        on_disk("idle", 650, walked_at=NOW),
+        on_disk("filler", 350, walked_at=NOW, wrote_mib=200),
+        on_disk("database", 50, walked_at=NOW, wrote_mib=500),
+    )
+    loss = None if loss_mib_per_s is None else loss_mib_per_s * MI
+    rate = usage_growth.measured_growth_rate(growth, Signal.NODEFS, now, loss_per_s=loss)
+    found = [rate(usage, usage.disk.rootfs_bytes) / MI for _, usage in now.pods if usage is not None]
+    assert found == pytest.approx(expected)

@@ -142,3 +142,14 @@ def test_a_pod_that_wrote_after_a_moment_is_never_quiet_since_then(steps: list[t
     if history.quiet("a", float(since)):
         assert last_write <= since
         assert steps[-1][1] == 0
+
+
+def test_after_a_pause_the_writes_are_counted_from_zero_and_quiet_pods_stay_quiet() -> None:
+    history = WriteHistory()
+    for at, flushed in ((100.0, 5000), (101.0, 6000), (700.0, 9000), (702.0, 9400)):
+        history.add("u1", WriteCounters(flushed, 0, at))
+        history.add("u2", WriteCounters(1, 0, at))
+    rate = history.rate("u1")
+    assert rate is not None
+    assert (rate.written, rate.watched_s, rate.bytes_per_s) == (400, 2.0, 200.0)
+    assert history.quiet("u2", 100.0)
