@@ -1,5 +1,6 @@
 """An image for containerd, made on the machine itself."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from tests.vm.machine import Machine
@@ -21,11 +22,16 @@ ctr -n k8s.io images import image.tar
 """
 
 
-def remove_container(machine: Machine, pod: VmPod) -> None:
-    """Remove the pod's only container with its writable layer, once containerd knows that its process has ended."""
+def remove_containers(machine: Machine, pods: Iterable[VmPod]) -> None:
+    """Remove the pods' only containers, once containerd knows that their processes have ended, and free their layers.
+
+    A removed layer stays on the disk until containerd collects garbage; the end of a lease waits for that.
+    """
     ctr = "ctr -n k8s.io"
-    machine.run(
-        f"timeout 200 sh -c 'until {ctr} tasks delete --force {pod.container_id}; "
-        f"{ctr} containers delete {pod.container_id}; do sleep 0.5; done'",
-        timeout_s=240,
-    )
+    for pod in pods:
+        machine.run(
+            f"timeout 200 sh -c 'until {ctr} tasks delete --force {pod.container_id}; "
+            f"{ctr} containers delete {pod.container_id}; do sleep 0.5; done'",
+            timeout_s=240,
+        )
+    machine.run(f"{ctr} leases create --id removed && {ctr} leases delete --sync removed", timeout_s=240)

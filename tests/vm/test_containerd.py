@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.vm.containers import IMAGE, MAKE_IMAGE, remove_container
+from tests.vm.containers import IMAGE, MAKE_IMAGE, remove_containers
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod
 
@@ -61,8 +61,8 @@ def containers(machine: Machine) -> Iterator[dict[str, VmPod]]:
         made[name] = pod
     machine.run("sync")
     yield made
+    remove_containers(machine, made.values())
     for pod in made.values():
-        remove_container(machine, pod)
         machine.run(
             f"systemctl stop {pod.slice}; rm -rf /var/log/pods/{pod.namespace}_{pod.name}_{pod.uid}",
             check=False,

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.vm.containers import IMAGE, MAKE_IMAGE, remove_container
+from tests.vm.containers import IMAGE, MAKE_IMAGE, remove_containers
 from tests.vm.disks import free, watched
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod, go
@@ -104,7 +104,6 @@ def test_a_container_that_fills_the_image_file_system_is_evicted_before_it_is_fu
             assert cast.alive() == {"chill"}
             assert raised_before_the_eviction(node.api, "NodeAgentDiskPressure")
         finally:
-            for pod in made:
-                remove_container(machine, pod)
+            remove_containers(machine, made)
     assert least.bytes > 20 * MIB, f"{least.bytes >> 20} MiB were left\n{node.log()}"
     assert least.inodes > 0, node.log()
