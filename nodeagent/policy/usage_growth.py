@@ -149,11 +149,13 @@ def growth_rate(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: f
     return sampled_growth
 
 
-def walk_growth_rate(state: GrowthState, signal: Signal, layout: DiskLayout) -> GrowthRate:
-    """How fast a pod grows on a disk, from one complete walk to the next."""
+def walk_growth_rate(
+    state: GrowthState, signal: Signal, layout: DiskLayout, *, min_distance_s: float = SAMPLE_DISTANCE_S
+) -> GrowthRate:
+    """How fast a pod grows on a disk, from one complete walk to the next, so far apart if there are such."""
 
     def walk_growth(usage: PodUsage | None, used: int | None) -> float:
-        return _walk_growth(state, usage, used, signal, layout).per_second
+        return _walk_growth(state, usage, used, signal, layout, min_distance_s).per_second
 
     return walk_growth
 
@@ -182,22 +184,29 @@ def measured_growth_rate(
     """As `certain_growth_rate`, and on disks from one walk to the next.
 
     Between walks that are far apart a pod may have written much and be idle since, and one that has just begun seems
-    slow. So where the writes of the pods explain at least half of what the signal loses now (`loss_per_s`), a pod has
-    grown by no more than it wrote while its writes were watched. They do not explain it on cgroup v1 for processes that
-    live for milliseconds, on file systems whose writes are charged to no pod (ZFS), and for fallocate.
+    slow. So the newest evidence counts that explains at least half of what the signal loses now (`loss_per_s`): what a
+    pod wrote while its writes were watched, if walks show as much growth; then the last two walks. A pod that pauses
+    for a second does not explain the loss by its last walks, nor does one that allocates without a write (fallocate) by
+    its writes, or on a file system whose writes are charged to no pod (ZFS).
     """
-    at = snapshot.taken_at
+    at, layout = snapshot.taken_at, snapshot.layout
     if signal not in DISK_SIGNALS:
         return certain_growth_rate(state, signal, at=at)
-    written = sum([_written(usage, at=at).per_second for _, usage in snapshot.pods])
-    if signal not in DISK_BYTE_SIGNALS or not loss_per_s or written * 2 < loss_per_s:
-        return walk_growth_rate(state, signal, snapshot.layout)
+    far_apart = walk_growth_rate(state, signal, layout)
 
     def growth_by_writes(usage: PodUsage | None, used: int | None) -> float:
-        grown, wrote = _walk_growth(state, usage, used, signal, snapshot.layout), _written(usage, at=at)
+        grown, wrote = _walk_growth(state, usage, used, signal, layout, SAMPLE_DISTANCE_S), _written(usage, at=at)
         return Growth(min(grown.amount, wrote.amount), min(grown.seconds, wrote.seconds)).per_second
 
-    return growth_by_writes
+    newest = [walk_growth_rate(state, signal, layout, min_distance_s=WALK_MIN_DISTANCE_S)]
+    if signal in DISK_BYTE_SIGNALS:
+        newest.insert(0, growth_by_writes)
+    usages = [usage for _, usage in snapshot.pods if usage is not None]
+    for rate in newest if loss_per_s else ():
+        grown = [rate(usage, pod_usage.disk_usage(usage.disk, signal, layout)) for usage in usages]
+        if loss_per_s is not None and sum(each for each in grown if each > 0) * 2 >= loss_per_s:
+            return rate
+    return far_apart
 
 
 def expected_forks(usage: PodUsage | None) -> int:
@@ -237,7 +246,12 @@ def _fork_rate(usage: PodUsage | None, _used: int | None) -> float:
 
 
 def _walk_growth(
-    state: GrowthState, usage: PodUsage | None, used: int | None, signal: Signal, layout: DiskLayout
+    state: GrowthState,
+    usage: PodUsage | None,
+    used: int | None,
+    signal: Signal,
+    layout: DiskLayout,
+    min_distance_s: float,
 ) -> Growth:
     """Growth from an earlier walk to the one in `usage`, or from zero if the pod started and no walk is earlier;
     nothing if neither is known or it is too long ago."""
@@ -250,7 +264,7 @@ def _walk_growth(
         if count is not None and WALK_MIN_DISTANCE_S <= seconds <= WALK_MAX_DISTANCE_S:
             bases.append(Growth(used - count, seconds))
     if bases:
-        far_enough = [base for base in bases if base.seconds >= SAMPLE_DISTANCE_S]
+        far_enough = [base for base in bases if base.seconds >= min_distance_s]
         return far_enough[-1] if far_enough else bases[0]
     lived_s = quality.read_at - usage.started_at if usage.started_at is not None else 0.0
     return Growth(used, lived_s) if SAMPLE_DISTANCE_S <= lived_s <= WALK_MAX_DISTANCE_S else NO_GROWTH

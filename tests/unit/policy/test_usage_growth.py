@@ -68,3 +68,25 @@ def test_growth_on_a_disk_is_what_walks_and_writes_both_show(
     rate = usage_growth.measured_growth_rate(growth, Signal.NODEFS, now, loss_per_s=loss)
     found = [rate(usage, usage.disk.rootfs_bytes) / MI for _, usage in now.pods if usage is not None]
     assert found == pytest.approx(expected)
+
+
+def with_files(name: str, files: int, *, walked_at: float) -> PodView:
+    disk = DiskUsage(rootfs_inodes=files, logs_inodes=0, volumes_inodes=0)
+    return view(name, usage_more={"disk": disk, "disk_usage_quality": DiskUsageQuality(walked_at, complete=True)})
+
+
+@pytest.mark.parametrize(
+    ("loss_per_s", "expected"),
+    [(100.0, [0.0, 100.0]), (1000.0, [600 / 60.0, 330 / 60.0])],
+    ids=["the last two walks explain the loss", "they do not"],
+)
+def test_the_last_two_walks_count_if_they_explain_the_loss(loss_per_s: float, expected: list[float]) -> None:
+    growth = usage_growth.GrowthState()
+    for seconds_ago, idle, filler in ((60.0, 0, 0), (3.0, 600, 30)):
+        at = NOW - seconds_ago
+        walked = snapshot(with_files("idle", idle, walked_at=at), with_files("filler", filler, walked_at=at), at=at)
+        growth = usage_growth.record_sample(growth, walked)
+    now = snapshot(with_files("idle", 600, walked_at=NOW), with_files("filler", 330, walked_at=NOW))
+    rate = usage_growth.measured_growth_rate(growth, Signal.NODEFS_INODES, now, loss_per_s=loss_per_s)
+    found = [rate(usage, usage.disk.rootfs_inodes) for _, usage in now.pods if usage is not None]
+    assert found == pytest.approx(expected)
