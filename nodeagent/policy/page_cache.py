@@ -77,12 +77,12 @@ PAUSE_S: Final = {
     ReclaimResult.FAILED: 600.0,
     ReclaimResult.DRY_RUN: 60.0,
 }
-"""Least time from a run with this result to the next one. Pods that stalled get a pause; what the kernel refused it
-will refuse again."""
-HARD_PAUSE_S: Final = 1.0
-"""Longest pause after pods stalled while a hard threshold is met: the kubelet's is next, and a few milliseconds of each
-second cost a pod less than its eviction. In an emulated machine under load a pod that reads 400 MiB/s passed both
-thresholds in a pause of 5 s."""
+"""Least time from the start of a run with this result to the next one. Pods that stalled get a pause; what the kernel
+refused it will refuse again."""
+HARD_PAUSE_S: Final = {ReclaimResult.STOPPED: 1.0, ReclaimResult.TIMED_OUT: ACTION.timeout_s + 1.0}
+"""The same while a hard threshold is met: the kubelet's is next, and a few milliseconds of each second cost a pod less
+than its eviction. In an emulated machine under load a pod that reads 400 MiB/s passed both thresholds in a pause of
+5 s."""
 
 
 def action(last: ReclaimResult | None, *, config: Config, hard: bool = False) -> ReclaimAction | None:
@@ -92,10 +92,8 @@ def action(last: ReclaimResult | None, *, config: Config, hard: bool = False) ->
         return None
     if last is None:
         return ACTION
-    pause_s = PAUSE_S.get(last, ACTION.min_interval_s)
-    if hard and last is ReclaimResult.STOPPED:
-        pause_s = min(pause_s, HARD_PAUSE_S)
-    return ACTION._replace(min_interval_s=pause_s)
+    pauses_s = PAUSE_S | HARD_PAUSE_S if hard else PAUSE_S
+    return ACTION._replace(min_interval_s=pauses_s.get(last, ACTION.min_interval_s))
 
 
 def note(blocked: str, *, config: Config) -> tuple[Note, ...]:

@@ -294,11 +294,19 @@ def test_the_pause_between_two_runs_depends_on_the_result(result: ReclaimResult,
     assert node.decide(pause_s + 0.1, READER, figure=900 * MI, kernel=8 * GI).reclaims
 
 
-@pytest.mark.parametrize(("figure", "pause_s"), [(900, 5.0), (600, 1.0)])
-def test_below_a_hard_threshold_pods_that_stalled_get_a_short_pause(figure: int, pause_s: float) -> None:
+@pytest.mark.parametrize(
+    ("result", "figure", "pause_s"),
+    [
+        (ReclaimResult.STOPPED, 900, 5.0),
+        (ReclaimResult.STOPPED, 600, 1.0),
+        (ReclaimResult.TIMED_OUT, 600, 11.0),
+        (ReclaimResult.FAILED, 600, 600.0),
+    ],
+)
+def test_below_a_hard_threshold_the_pause_is_short(result: ReclaimResult, figure: int, pause_s: float) -> None:
     node = Node(hard(value=VALUE - 300 * MI), soft(value=VALUE, grace_s=3600.0))
     first = node.decide(0, READER, figure=900 * MI, kernel=8 * GI)
-    node.ended(first, 0.1, ReclaimResult.STOPPED)
+    node.ended(first, 0.1, result)
     assert not node.decide(pause_s - 0.1, READER, figure=figure * MI, kernel=8 * GI).reclaims
     assert node.decide(pause_s + 0.1, READER, figure=figure * MI, kernel=8 * GI).reclaims
 
