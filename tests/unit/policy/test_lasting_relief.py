@@ -1,6 +1,7 @@
 """A leak that takes what other evictions free is evicted instead of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -129,42 +130,90 @@ def disk_plan(*, filler_gib: float, mib_per_s: float, idle: Mapping[str, Any] | 
     raise AssertionError("no eviction")
 
 
-def young_pods_plan(*walks_at: float, writes: bool = False) -> Plan:
-    """The first plan that evicts for a disk of which 5Mi a second are taken, crossed 10 s from now. It is walked at
-    these seconds. An idle pod wrote 200Mi when it started 40 s ago; the filler, younger, holds 110Mi."""
-    config = nodes.config(nodes.hard(Signal.NODEFS, 120 * MI))
-    state = initial("t", now=NOW)
-    for number in range(100):
-        seconds = number / 4
-        at, left, walks = NOW + seconds, 170 * MI - 5 * MI * number // 4, [each for each in walks_at if each <= seconds]
-        pods = []
-        for name, age_s, held, per_s in (("idle", 40.0, 200 * MI, 0), ("filler", 30.0, 110 * MI, 5 * MI)):
-            more: dict[str, Any] = {"started_at": NOW - age_s}
+class Writer(NamedTuple):
+    """A pod that writes `mib`, evenly from one second to another."""
+
+    name: str
+    started_s: float
+    from_s: float
+    to_s: float
+    mib: float
+
+    def held(self, second: float) -> int:
+        share = (second - self.from_s) / (self.to_s - self.from_s)
+        return int(self.mib * MI * min(1.0, max(0.0, share)))
+
+
+def race_plan(
+    pods: list[Writer],
+    *,
+    crossed_s: float,
+    walks_at: Sequence[float],
+    watched_from_s: float = 1e9,
+    mib: int = 120,
+) -> Plan:
+    """The first plan that evicts for a disk of which less than `mib` is left after the crossing. It is walked at these
+    seconds, and the writes of the pods are watched from one second on."""
+    config = nodes.config(nodes.hard(Signal.NODEFS, mib * MI))
+    state, held_then = initial("t", now=NOW), sum(pod.held(crossed_s) for pod in pods)
+    for number in range(240):
+        second = number / 4
+        at, walks = NOW + second, [each for each in walks_at if each <= second]
+        left = mib * MI + held_then - sum(pod.held(second) for pod in pods)
+        views = []
+        for pod in pods:
+            more: dict[str, Any] = {"started_at": NOW + pod.started_s}
             if walks:
-                more |= walked(int(held + per_s * walks[-1]), NOW + walks[-1])
-            if writes and seconds >= 10.0:
-                more["writing"] = WriteRate(per_s, int(per_s * (seconds - 10.0)), seconds - 10.0, at)
-            pods.append(nodes.view(name, 10 * MI, qos=QOSClass.BEST_EFFORT, usage_more=more))
-        points = [DiskPoint(NOW + each, GI + int(5 * MI * each), int((310 + 5 * each) * MI), 9, 9) for each in walks]
-        node = snapshot(*pods, at=at, available={Signal.NODEFS: left, Signal.CONTAINERFS: left})
+                more |= walked(pod.held(walks[-1]), NOW + walks[-1])
+            if second > watched_from_s:
+                wrote = pod.held(second) - pod.held(watched_from_s)
+                more["writing"] = WriteRate(0.0, wrote, second - watched_from_s, at)
+            views.append(nodes.view(pod.name, 10 * MI, qos=QOSClass.BEST_EFFORT, usage_more=more))
+        node = snapshot(*views, at=at, available={Signal.NODEFS: left, Signal.CONTAINERFS: left})
+        held = [sum(pod.held(each) for pod in pods) for each in walks]
+        points = [DiskPoint(NOW + each, GI + sum_, sum_, 9, 9) for each, sum_ in zip(walks, held, strict=True)]
         if points:
-            trace = DiskTrace((Signal.NODEFS, Signal.CONTAINERFS), points[0], points[0], points[-1], deleted_known=True)
-            node = node._replace(disk_traces=(trace,))
+            signals = (Signal.NODEFS, Signal.CONTAINERFS)
+            node = node._replace(
+                disk_traces=(DiskTrace(signals, points[0], points[0], points[-1], deleted_known=True),)
+            )
         plan, state = engine.decide(node, state, now=at, config=config)
         if plan.victims:
             return plan
     raise AssertionError("no eviction")
 
 
+IDLE = Writer("idle", -40.0, -40.0, -35.0, 200)
+FILLER = Writer("filler", -30.0, -22.0, 60.0, 410)
+"""5 MiB a second; 160 MiB at second 10."""
+
+
 @pytest.mark.parametrize("walks_at", [(10.25, 11.0), (10.25, 12.75), (9.0, 10.5), (8.0, 10.25), (2.0, 10.25)])
 def test_a_pod_that_wrote_much_at_its_start_is_not_evicted_for_one_that_fills_the_disk(
     walks_at: tuple[float, ...],
 ) -> None:
-    assert victims(young_pods_plan(*walks_at)) == ["filler"]
+    assert victims(race_plan([IDLE, FILLER], crossed_s=10.0, walks_at=walks_at)) == ["filler"]
 
 
 def test_one_walk_and_the_writes_since_the_crossing_show_who_fills_the_disk() -> None:
-    assert victims(young_pods_plan(10.25, writes=True)) == ["filler"]
+    plan = race_plan([IDLE, FILLER], crossed_s=10.0, walks_at=[10.25], watched_from_s=10.0)
+    assert victims(plan) == ["filler"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_on_any_disk_the_pod_that_fills_it_is_evicted_and_no_idle_one(seed: int) -> None:
+    """As the agent samples them: writes once the crossing is less than a minute away, walks every 10 s, and below the
+    threshold every second. Idle pods wrote at any time before."""
+    random = Random(seed)
+    crossed_s = random.uniform(1.0, 20.0)
+    pods = [Writer("filler", -random.choice([70.0, 300.0, 5000.0]), 0.0, 60.0, 60 * random.choice([5, 20, 100, 300]))]
+    for number in range(random.randint(1, 5)):
+        began_s = -random.choice([15.0, 40.0, 90.0, 300.0, 590.0, 5000.0])
+        ended_s = began_s + random.uniform(0.5, 0.9) * min(60.0, -began_s)
+        pods.append(Writer(f"idle{number}", began_s, began_s, ended_s, random.choice([10, 200, 1000, 20_000])))
+    walks_at = [*[each for each in (0.5, 10.5, 20.5) if each < crossed_s], *[crossed_s + each for each in range(1, 30)]]
+    plan = race_plan(pods, crossed_s=crossed_s, walks_at=walks_at, watched_from_s=0.25, mib=10_000)
+    assert victims(plan) == ["filler"]
 
 
 def walked(amount: int, at: float) -> dict[str, Any]:
