@@ -577,9 +577,10 @@ class RefusalCode(enum.StrEnum):
     WAITS_FOR_RECOUNT = (
         "waits-for-recount",
         _decision(
-            "Disks: the disk usage of the pods is older than the crossing of the threshold. It is measured again, for "
-            "at most 3 seconds and a quarter of the time until the disk is full. Or no pod is measured yet and the "
-            "one that writes fastest may write to a volume that no eviction frees. Or a pod exceeds a limit of its own "
+            "Disks: the disk usage of the pods is older than the crossing of the threshold, or measured once, which "
+            "does not show what grows. It is measured again, for at most 3 or 8 seconds, and at most a quarter of the "
+            "time until the disk is full. Or no pod is measured yet and the one that writes fastest may write to a "
+            "volume that no eviction frees. Or a pod exceeds a limit of its own "
             "by a periodic measurement; it is evicted if a measurement made for this decision confirms it."
         ),
     )

@@ -5,9 +5,10 @@ measurement the pod that filled it holds nothing yet, all pods look equal, and t
 measurement that starts at the crossing takes a fraction of a second for most nodes, so the decision waits for it.
 
 The wait ends after `RECOUNT_WAIT_S`, or earlier as a share of the time until the disk is full; then the available
-measurement decides. Without any measurement the hard tier then ranks by write rate (`RankedPods.by_writes`), unless
-the fastest writer may write to a volume that no eviction frees: a database is not evicted for its writes, nor another
-pod in its place. With `ranking.order: kubelet` no newer measurement is awaited, as in a kubelet.
+measurement decides. One measurement does not show what grows, so the second one is awaited for longer. Without any
+measurement the hard tier then ranks by write rate (`RankedPods.by_writes`), unless the fastest writer may write to a
+volume that no eviction frees: a database is not evicted for its writes, nor another pod in its place. With
+`ranking.order: kubelet` no newer measurement is awaited, as in a kubelet.
 
 What fills a disk may be in no pod: deleted files held open where the kernel does not show them, or files of the host.
 No pod is evicted for it: while more of the recent growth is unattributed than in pods, and the threshold would not be
@@ -37,8 +38,10 @@ from nodeagent.policy.candidates import RankedPods
 RECOUNT_WAIT_S: Final = 3.0
 """Under pressure a measurement is published after at most 2 s with what it has found, and one that started before the
 crossing is ended first."""
+SECOND_WALK_WAIT_S: Final = 8.0
+"""The first walk may end 2 s after the crossing, and the next one begins after a pause of 2 s and takes 2 s."""
 RECOUNT_WAIT_SHARE: Final = 0.25
-"""The wait is at most this share of the time until the disk is full."""
+"""Each wait is at most this share of the time until the disk is full."""
 MIN_GROWTH_SHARE: Final = 0.001
 """Share of the threshold's value that counts as growth: logs of the host and metadata of the file system vary."""
 SOON_FULL_S: Final = 600.0
@@ -65,11 +68,12 @@ def wait_for_recount(
     unattributed = _unattributed_growth(snapshot, verdict, trace, now=now) if trace is not None else None
     if unattributed is not None:
         return unattributed
-    if _wait_is_over(met_at, trend, now=now):
-        return None
-    if trace is not None and trace.first.at == trace.last.at and (trend is None or trend.rate_per_s < 0):
+    measured_once = trace is not None and trace.first.at == trace.last.at and (trend is None or trend.rate_per_s < 0)
+    if measured_once and not _wait_is_over(met_at, trend, now=now, at_most_s=SECOND_WALK_WAIT_S):
         message = f"{signal.value}: disk usage measured once; measuring again to find what grows"
         return Refusal(RefusalCode.WAITS_FOR_RECOUNT, message)
+    if _wait_is_over(met_at, trend, now=now):
+        return None
     qualities = [usage.disk_usage_quality for _, usage in snapshot.pods if usage is not None]
     measured_at = [quality.read_at for quality in qualities if quality is not None]
     if not measured_at or (len(measured_at) == len(qualities) and min(measured_at) >= met_at):
@@ -110,9 +114,9 @@ def wait_for_first_walk(
     return Refusal(RefusalCode.WAITS_FOR_RECOUNT, message)
 
 
-def _wait_is_over(met_at: float, trend: Trend | None, *, now: float) -> bool:
+def _wait_is_over(met_at: float, trend: Trend | None, *, now: float, at_most_s: float = RECOUNT_WAIT_S) -> bool:
     left_s = trend.to_exhaustion_s if trend is not None and trend.to_exhaustion_s is not None else float("inf")
-    return now - met_at >= min(RECOUNT_WAIT_S, left_s * RECOUNT_WAIT_SHARE)
+    return now - met_at >= min(at_most_s, left_s * RECOUNT_WAIT_SHARE)
 
 
 def _unattributed_growth(

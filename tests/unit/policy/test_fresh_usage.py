@@ -112,7 +112,7 @@ def test_pods_that_fill_what_the_host_has_left_are_evicted_before_the_disk_is_fu
 def test_a_filling_disk_waits_briefly_for_a_second_measurement() -> None:
     once = trace(*[point(-1, 50 * GI, 5 * GI)] * 3)
     settings = config(hard(Signal.NODEFS, VALUE))
-    for crossed_s, evicts in ((1.0, False), (4.0, True)):
+    for crossed_s, evicts in ((1.0, False), (4.0, False), (9.0, True)):
         state = initial("t", now=NOW - crossed_s)
         left: dict[Signal, int | None] = {Signal.NODEFS: VALUE - 100 * MI}
         then = snapshot(at=NOW - crossed_s, available=left)
