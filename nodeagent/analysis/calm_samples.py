@@ -13,13 +13,14 @@ condition is True or waits to become unknown, no eviction is in flight, no pod t
 From a settled state, a sample can change the verdict only through its streams. For each stream the same test is made as
 by the policy: is the value plausible and fresh, as before, and at or above every threshold of the stream. Then all
 thresholds stay CLEAR (`thresholds.TRANSITIONS`), all conditions keep their stage, and what remains of a decision is the
-last reading and the history of each stream (`trend.extend`), the sequence number, and the kept samples of the usage of
-pods (`usage_growth`). Of those only the last two count, so they are recorded when the calm ends.
+last reading and the history of each stream (`trend.extend`), the sequence number, and the disk walks and kept samples
+of the usage of pods (`usage_growth`). Of the samples only the last two count, so they are recorded when the calm ends.
 
 For a threshold of `MemoryModel.LOWER` both machines are CLEAR if the lower figure is not below the value: what
 `memory_shortage.counted` gives is never less than the lower figure. That needs one capacity for both figures.
 """
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config import resolve
@@ -36,7 +37,7 @@ from nodeagent.model import (
 from nodeagent.model.units import MAX_PLAUSIBLE
 from nodeagent.policy import effective_thresholds, memory_shortage, pod_usage, stall, streams, trend, usage_growth
 from nodeagent.policy.state import PolicyState
-from nodeagent.policy.usage_growth import GrowthState
+from nodeagent.policy.usage_growth import DiskWalk, GrowthState
 
 _SHOWN: Final = (MemoryModel.LOWER, MemoryModel.WORKING_SET, MemoryModel.MEM_AVAILABLE)
 """As in `thresholds`: the stream of a signal that its verdict shows."""
@@ -73,6 +74,7 @@ class CalmSamples:
         self._growth_at: float | None = None
         self._kept: list[NodeSnapshot] = []
         """The last samples, at most two, whose usage `usage_growth` would have recorded."""
+        self._walks: Mapping[str, tuple[DiskWalk, ...]] = {}
 
     def enter(self, state: PolicyState, snapshot: NodeSnapshot) -> bool:
         """Start from the state that the decision on this sample returned. False: it is not settled."""
@@ -91,7 +93,7 @@ class CalmSamples:
         self._read_at = dict(thresholds.read_at)
         self._history = dict(thresholds.history)
         self._growth_at = None if state.growth.newer is None else state.growth.newer.at
-        self._kept = []
+        self._kept, self._walks = [], state.growth.walks
         return True
 
     def passes(self, snapshot: NodeSnapshot) -> bool:
@@ -107,16 +109,21 @@ class CalmSamples:
         new = self._new_readings(snapshot)
         if new is None:
             return False
+        walked = False
         for pod, usage in snapshot.pods:
             if pod.deletion_wall is not None and usage is not None:
                 return False
+            walked = walked or (usage is not None and usage.disk_usage_quality is not None)
+        if walked or self._walks:
+            self._walks = usage_growth.record_walks(self._walks, snapshot)
         for name, read_at, available in new:
             self._read_at[name] = read_at
             self._history[name] = trend.extend(self._history.get(name, ()), read_at=read_at, available=available)
         self._at = at
         self._passed += 1
         if self._growth_at is None or not 0 <= at - self._growth_at < usage_growth.SAMPLE_DISTANCE_S:
-            self._keep(snapshot)
+            self._growth_at = at
+            self._kept = [*self._kept[-1:], snapshot]
         return True
 
     def leave(self) -> PolicyState | None:
@@ -185,23 +192,11 @@ class CalmSamples:
 
     # --- the usage of pods
 
-    def _keep(self, snapshot: NodeSnapshot) -> None:
-        """Remember a sample that `usage_growth` would record: of those without disk walks the last two are enough."""
-        self._growth_at = snapshot.taken_at
-        assert self._state is not None
-        walked = any(usage is not None and usage.disk_usage_quality is not None for _, usage in snapshot.pods)
-        if walked:
-            self._kept.append(snapshot)
-            self._state = self._state._replace(growth=self._recorded(self._state.growth))
-            self._kept = []
-        else:
-            self._kept = [*self._kept[-1:], snapshot]
-
     def _recorded(self, growth: GrowthState) -> GrowthState:
         for snapshot in self._kept:
             rule = pod_usage.memory_rule(snapshot, config=self._config)
             growth = usage_growth.record_sample(growth, snapshot, memory_rule=rule)
-        return growth
+        return growth._replace(walks=self._walks)
 
 
 def _settled(state: PolicyState) -> bool:

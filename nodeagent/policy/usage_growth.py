@@ -88,7 +88,7 @@ def record_sample(
     """The state with this snapshot's usage, if the newest kept sample is old enough. `memory_rule` as in the ranking:
     by it a pod that is swapped out or in neither shrinks nor grows."""
     newer, taken_at = state.newer, snapshot.taken_at
-    state = state._replace(walks=_with_walks(state.walks, snapshot))
+    state = state._replace(walks=record_walks(state.walks, snapshot))
     if newer is not None and 0 <= taken_at - newer.at < SAMPLE_DISTANCE_S:
         return state
     memory: dict[str, int] = {}
@@ -106,7 +106,7 @@ def record_sample(
     return GrowthState(newer, GrowthSample(taken_at, memory, pids), state.walks)
 
 
-def _with_walks(
+def record_walks(
     walks: Mapping[str, tuple[DiskWalk, ...]], snapshot: NodeSnapshot
 ) -> Mapping[str, tuple[DiskWalk, ...]]:
     """The kept walks of the pods in the snapshot whose disk usage is measured."""
