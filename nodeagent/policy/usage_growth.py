@@ -193,6 +193,8 @@ def measured_growth_rate(
     if signal not in DISK_SIGNALS:
         return certain_growth_rate(state, signal, at=at)
     far_apart = walk_growth_rate(state, signal, layout)
+    if not loss_per_s:
+        return far_apart
 
     def growth_by_writes(usage: PodUsage | None, used: int | None) -> float:
         grown, wrote = _walk_growth(state, usage, used, signal, layout, SAMPLE_DISTANCE_S), _written(usage, at=at)
@@ -202,9 +204,9 @@ def measured_growth_rate(
     if signal in DISK_BYTE_SIGNALS:
         newest.insert(0, growth_by_writes)
     usages = [usage for _, usage in snapshot.pods if usage is not None]
-    for rate in newest if loss_per_s else ():
+    for rate in newest:
         grown = [rate(usage, pod_usage.disk_usage(usage.disk, signal, layout)) for usage in usages]
-        if loss_per_s is not None and sum(each for each in grown if each > 0) * 2 >= loss_per_s:
+        if sum(each for each in grown if each > 0) * 2 >= loss_per_s:
             return rate
     return far_apart
 

@@ -119,22 +119,22 @@ def test_on_the_way_to_a_threshold_the_level_moves_a_few_times_and_wakes_the_loo
 ) -> None:
     level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
-    threshold = 300 * MIB
+    threshold, unchecked = 300 * MIB, (os.cpu_count() or 1) * MIB
     moves: list[int] = []
     woken: list[int] = []
     with Eater(cgroup) as eater:
         while (used := int((cgroup / "memory.usage_in_bytes").read_text())) < threshold:
-            passed = moves[-1] if moves else threshold
             moved = _arm_within(level, threshold - used)
             if moved is not None:
                 moves.append(moved)
-                # Each CPU checks a level every half MiB: if a step ends above it unchecked, this sample came first.
-                if not woken and passed <= used < passed + (os.cpu_count() or 1) * MIB // 2:
-                    woken.append(used)
             eater.eat(5)
+            # Each CPU checks a level every half MiB, so a step that ends just above it may be unchecked.
+            above = int((cgroup / "memory.usage_in_bytes").read_text()) - moves[-1]
+            if 0 <= above < unchecked:
+                eater.eat(unchecked // MIB)
             if _ready(source, 0):
                 woken.append(int((cgroup / "memory.usage_in_bytes").read_text()))
-        eater.eat(5)  # as above
+        eater.eat(5)  # the last step may also have ended just above its level
         if _ready(source, 0):
             woken.append(int((cgroup / "memory.usage_in_bytes").read_text()))
     source.close()
