@@ -423,9 +423,9 @@ class RefusalCode(enum.StrEnum):
     PAGE_CACHE_ONLY = (
         "page-cache-only",
         _decision(
-            "Memory: only the kubelet's figure is below the threshold, and the kernel's is at least 1.5 times the "
-            "threshold. The difference is page cache, which the kernel drops when memory is needed. No pod is evicted "
-            "for it; the condition is True, because a kubelet with such a threshold evicts.",
+            "Memory: only the kubelet's figure is below the threshold, and the kernel's is above it by half of it, or "
+            "by 256Mi if that is less. The difference is page cache, which the kernel drops when memory is needed. No "
+            "pod is evicted for it; the condition is True, because a kubelet with such a threshold evicts.",
             "Reclaim page cache before the kubelet evicts for it: docs/memory.md.",
             config_key="signals.memoryModel",
         ),

@@ -6,12 +6,12 @@ sum over their cgroup), which counts both as they are. A threshold with `MemoryM
 lower, because either ends in an eviction: the kernel's in the OOM killer, the kubelet's in the kubelet.
 
 What we evict for is decided by `counted`: the working-set figure, but at most the kernel's, and at least the kernel's
-less half of the threshold. So
+less half of the threshold or `MOST_DOUBT`, the smaller of the two. So
 
 * the kernel's figure below the threshold is a shortage, whatever the other figure is (slab, page tables, zram and huge
   pages are in no working set);
-* the working-set figure below the threshold is one only while the kernel's is below 1.5 times the threshold. Above
-  that it is page cache alone, which the kernel drops when memory is needed: no pod is evicted for it;
+* the working-set figure below the threshold is one only while the kernel's is not that much above the threshold. From
+  there on it is page cache alone, which the kernel drops when memory is needed: no pod is evicted for it;
 * the deficit, the threshold less `counted`, is what ends the shortage by the nearer of the two.
 
 Without the kernel's figure nothing is counted, because whether it is page cache is unknown; without the working-set
@@ -34,6 +34,11 @@ from nodeagent.model import (
     Threshold,
     units,
 )
+
+MOST_DOUBT: Final = 256 << 20
+"""How far MemAvailable is doubted at most, in bytes. Where a kubelet raises our thresholds (`aboveKubelet`), half of
+them may be a quarter of the machine, and pods would be evicted for page cache while more than half of it is
+available."""
 
 
 def uses_both(threshold: Threshold) -> bool:
@@ -62,7 +67,7 @@ def counted(figures: MemoryFigures, *, level: int) -> int | None:
     if by_kernel is None or working_set is None:
         return by_kernel
     # Rounded up: exactly 1.5 times the level is page cache only.
-    return max(min(working_set, by_kernel), by_kernel - (level + 1) // 2)
+    return max(min(working_set, by_kernel), by_kernel - min((level + 1) // 2, MOST_DOUBT))
 
 
 def figures_text(signal: Signal, figures: MemoryFigures) -> str:

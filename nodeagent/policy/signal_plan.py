@@ -248,8 +248,8 @@ def _shortage(verdict: ThresholdVerdict, snapshot: NodeSnapshot) -> int:
     """value + minimum reclaim - available, before pending release; 0 if one of them is unknown.
 
     With both figures of memory it is what ends the shortage by the nearer of two ways: the lower figure reaches that
-    level, or the kernel's reaches 1.5 times the level, where what is still short is page cache alone. More would evict
-    pods for page cache.
+    level, or the kernel's is so far above it that what is still short is page cache alone. More would evict pods for
+    page cache.
     """
     threshold = verdict.threshold
     if verdict.value is None:

@@ -77,6 +77,16 @@ def test_with_an_odd_level_exactly_one_and_a_half_times_is_rounded_up() -> None:
     assert memory_shortage.counted(MemoryFigures(0, 4), level=3) == 2
 
 
+@pytest.mark.parametrize(("by_kernel", "short"), [(1155 * MI, True), (1156 * MI, False), (1349 * MI, False)])
+def test_above_a_large_threshold_no_more_than_256_mi_of_the_kernels_figure_are_doubted(
+    by_kernel: int, *, short: bool
+) -> None:
+    """A kubelet with 450Mi on a node of 2 GiB raises the soft threshold to 900Mi."""
+    plan = decide(node(614 * MI, by_kernel), hard(Signal.MEMORY, 900 * MI, memory_model=MemoryModel.LOWER))
+    assert bool(plan.victims) is short
+    assert plan.conditions[0].status == "True"
+
+
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**6))
 def test_the_deficit_ends_the_shortage_by_the_nearer_of_two_ways(working_set: int, by_kernel: int, level: int) -> None:
     deficit = level - (memory_shortage.counted(MemoryFigures(working_set, by_kernel), level=level) or 0)

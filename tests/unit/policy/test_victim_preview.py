@@ -58,7 +58,7 @@ def test_a_threshold_on_memavailable_counts_by_its_own_number() -> None:
 
 def test_on_a_node_full_of_page_cache_the_victim_of_a_real_shortage_is_predicted() -> None:
     node = _node(100 * MI)
-    node = node._replace(mem_available=node.mem_available._replace(available=GI * 3 // 2 + 200 * MI))
+    node = node._replace(mem_available=node.mem_available._replace(available=GI + 256 * MI + 200 * MI))
     [greedy] = _preview(node, config(hard(memory_model=MemoryModel.LOWER)))
     assert greedy.limit == (3 * GI + 200 * MI) * 79 // 80 + 1, "it may grow until more than page cache is short"
 
