@@ -2,13 +2,14 @@
 
 Memory that a leak takes again within minutes helps nobody: pods that are first by their QoS class would be evicted one
 after another, and in the end the leaking pod as well. A kubelet has no such problem, because its order begins with what
-exceeds its request. And a disk that a pod fills costs the data of the largest pod, which may have held them for months.
+exceeds its request. A disk that a pod fills costs the data of the largest pod, which may have held them for months. And
+a pod that leaks threads costs a larger one its connections, with threads that it has had since its start.
 
 So where the selection would free a resource only for pods that grow, these are evicted instead, in their own order, if
 they
 
 * use more than they request, and grow: together so fast that they use up soon what the selection frees (`MEMORY_S`), or
-  on a disk what the threshold reserves (`DISK_S`), and each at least half as fast as the fastest;
+  of a disk or PIDs what the threshold reserves (`RESERVE_S`), and each at least half as fast as the fastest;
 * are not behind the selection by any key that says whose loss is worse (priority, the pod's own preference, deletion
   cost and so on): only class, usage and growth are passed over.
 """
@@ -18,18 +19,20 @@ from typing import Final
 
 from nodeagent.config.schema import RankingKey
 from nodeagent.model import RankedPod
+from nodeagent.policy import ranking
 
 MEMORY_S: Final = 300.0
 """An eviction whose relief lasts longer is worth it: its owner starts a replacement elsewhere, and people were told."""
-DISK_S: Final = 3600.0
+RESERVE_S: Final = 3600.0
 """As pods that fill a disk are told from a disk that stays full (`kubelet_first.PODS_FILL_S`)."""
-_BY_USAGE: Final = frozenset(
+_BY_USAGE: Final = frozenset[str](
     {
         RankingKey.QOS,
         RankingKey.EXCEEDS_REQUEST,
         RankingKey.USAGE_OVER_REQUEST,
         RankingKey.USAGE,
         RankingKey.GROWTH,
+        ranking.PROJECTED_USAGE,
     }
 )
 
@@ -45,8 +48,8 @@ def growing_instead(
 ) -> list[RankedPod]:
     """The pods of the pool that are evicted instead of the `selected` ones; empty: these are evicted.
 
-    `reserve` is what the threshold of a disk keeps free, None for memory. `order` are the names of the keys in
-    `RankedPod.values`. `growth_per_s` is how fast a pod certainly grows.
+    `reserve` is what the threshold of a disk or of PIDs keeps free, None for memory. `order` are the names of the keys
+    in `RankedPod.values`. `growth_per_s` is how fast a pod certainly grows.
     """
     if not selected:
         return []
@@ -61,7 +64,7 @@ def growing_instead(
     if reserve is None:
         used_up = others_per_s * MEMORY_S >= _freed(selected)
     else:
-        used_up = others_per_s * DISK_S >= min(reserve, _freed(selected))
+        used_up = others_per_s * RESERVE_S >= min(reserve, _freed(selected))
     return growing if used_up and others_per_s > 0.0 and _freed(growing) >= deficit else []
 
 

@@ -22,7 +22,6 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
 from nodeagent.model import (
-    DISK_SIGNALS,
     MEMORY_SIGNALS,
     SIGNAL_TABLE,
     Pod,
@@ -218,14 +217,13 @@ def _without_short_lived(
     selected: list[RankedPod], pool: Sequence[RankedPod], ranked_pods: RankedPods, terms: SelectionTerms
 ) -> list[RankedPod]:
     """The selected pods, or those that would use up what these free."""
-    on_disk = ranked_pods.signal in DISK_SIGNALS
-    if terms.first_only or not (on_disk or ranked_pods.signal in MEMORY_SIGNALS):
+    if terms.first_only:
         return selected
     growing = lasting_relief.growing_instead(
         selected,
         pool,
         deficit=terms.deficit,
-        reserve=terms.reserve if on_disk else None,
+        reserve=None if ranked_pods.signal in MEMORY_SIGNALS else terms.reserve,
         order=ranked_pods.order,
         growth_per_s=lambda pod: terms.measured_growth(pod.view.usage, pod.usage),
     )

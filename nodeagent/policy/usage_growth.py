@@ -20,7 +20,7 @@ from nodeagent.model import (
     Signal,
     units,
 )
-from nodeagent.policy import pod_usage
+from nodeagent.policy import pod_usage, relief
 from nodeagent.policy.pod_usage import MemoryRule
 
 SAMPLE_DISTANCE_S: Final = 5.0
@@ -181,17 +181,39 @@ def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> Gro
 def measured_growth_rate(
     state: GrowthState, signal: Signal, snapshot: NodeSnapshot, *, loss_per_s: float | None
 ) -> GrowthRate:
-    """As `certain_growth_rate`, and on disks from one walk to the next.
+    """How fast a pod grows by the evidence that explains at least half of what the signal loses now (`loss_per_s`)."""
+    if signal in DISK_SIGNALS:
+        return _measured_on_disk(state, signal, snapshot, loss_per_s)
+    certain = certain_growth_rate(state, signal, at=snapshot.taken_at)
+    return _measured_pids(certain, snapshot, loss_per_s) if signal is Signal.PID else certain
+
+
+def _measured_pids(certain: GrowthRate, snapshot: NodeSnapshot, loss_per_s: float | None) -> GrowthRate:
+    """How fast the threads of a pod become more. Where that does not explain the loss it is at least what the pod forks
+    and no sample contains: the children of a fork bomb may end within milliseconds."""
+    usages = [usage for _, usage in snapshot.pods if usage is not None]
+    if loss_per_s and sum([certain(usage, pod_usage.pids(usage)) for usage in usages]) * 2 >= loss_per_s:
+        return certain
+    unseen = relief.unseen_pids(snapshot)
+
+    def growth_or_forks(usage: PodUsage | None, used: int | None) -> float:
+        return max(certain(usage, used), min(unseen, expected_forks(usage)) / PROJECTION_S)
+
+    return growth_or_forks
+
+
+def _measured_on_disk(
+    state: GrowthState, signal: Signal, snapshot: NodeSnapshot, loss_per_s: float | None
+) -> GrowthRate:
+    """How fast a pod grows from one walk to the next.
 
     Between walks that are far apart a pod may have written much and be idle since, and one that has just begun seems
-    slow. So the newest evidence counts that explains at least half of what the signal loses now (`loss_per_s`): what a
-    pod wrote while its writes were watched, if walks show as much growth; then the last two walks. A pod that pauses
-    for a second does not explain the loss by its last walks, nor does one that allocates without a write (fallocate) by
-    its writes, or on a file system whose writes are charged to no pod (ZFS).
+    slow. So the newest evidence counts that explains the loss: what a pod wrote while its writes were watched, if walks
+    show as much growth; then the last two walks. A pod that pauses for a second does not explain the loss by its last
+    walks, nor does one that allocates without a write (fallocate) by its writes, or on a file system whose writes are
+    charged to no pod (ZFS).
     """
     at, layout = snapshot.taken_at, snapshot.layout
-    if signal not in DISK_SIGNALS:
-        return certain_growth_rate(state, signal, at=at)
     far_apart = walk_growth_rate(state, signal, layout)
     if not loss_per_s:
         return far_apart

@@ -10,6 +10,7 @@ import pytest
 from nodeagent.config import load
 from nodeagent.config.schema import Config, RankingConfig, RankingKey
 from nodeagent.model import (
+    CgroupUsage,
     DiskPoint,
     DiskTrace,
     DiskUsage,
@@ -262,6 +263,61 @@ def test_a_configured_key_that_says_whose_loss_is_worse_stays_above_growth(cost:
     config = load.defaults().config._replace(node_name="node-1", ranking=RankingConfig(order=order))
     plan = evicting_plan(Leak(25.0, more={"annotations": annotations}), config=config)
     assert victims(plan)[0] == victim
+
+
+class Forks(NamedTuple):
+    """The threads of a pod."""
+
+    threads: int
+    per_s: float = 0.0
+    """So many more in each second."""
+    forks_per_s: float = 0.0
+    """Children that end at once."""
+    swings: int = 0
+    """It has so many more in every other ten seconds."""
+
+    def view(self, name: str, seconds: int) -> PodView:
+        threads = self.threads + int(self.per_s * seconds) + (self.swings if seconds // 10 % 2 else 0)
+        more = {"thread_count": threads, "process_count": 9, "forks_per_s": self.per_s + self.forks_per_s}
+        return nodes.view(name, 10 * MI, usage_more=more)
+
+
+def pid_victims(*, unseen_per_s: int = 0, **pods: Forks) -> list[str]:
+    """The first pods that are evicted for PIDs, in a sync each second, on a node with the built-in thresholds of 5% and
+    10% of 32768. `unseen_per_s`: so many more are in use that no sample assigns to a pod."""
+    config = load.defaults().config._replace(node_name="node-1")
+    state, capacity, others = initial("t", now=NOW), 32768, 200
+    start = sum(pod.threads for pod in pods.values())
+    for number in range(600):
+        views = [pod.view(name, number) for name, pod in pods.items()]
+        grown = sum(view.usage.thread_count or 0 for view in views if view.usage is not None) - start
+        left = 3500 - grown - unseen_per_s * number
+        node = snapshot(*views, at=NOW + number, available={Signal.PID: left})
+        observation = Observation(Signal.PID, left, capacity, NOW + number, "test")
+        host = CgroupUsage("/system.slice/build.service", GI, capacity - 3500 - start - others)
+        node = node._replace(observations={**node.observations, Signal.PID: observation}, cgroups=(host,))
+        plan, state = engine.decide(node, state, now=NOW + number, config=config)
+        if plan.victims:
+            return victims(plan)
+    return []
+
+
+@pytest.mark.parametrize("per_s", [20.0, 2.0])
+def test_a_pod_that_leaks_threads_is_evicted_and_not_a_larger_one_that_is_idle(per_s: float) -> None:
+    assert pid_victims(leak=Forks(900, per_s), server=Forks(3000)) == ["leak"]
+
+
+def test_threads_that_leak_more_slowly_than_in_an_hour_leave_the_order_as_it_is() -> None:
+    assert pid_victims(leak=Forks(900, 0.5), server=Forks(3000)) == ["server"]
+
+
+def test_a_pod_that_forks_often_is_not_evicted_for_one_that_leaks_threads() -> None:
+    assert pid_victims(leak=Forks(900, 2.0), build=Forks(60, forks_per_s=500.0)) == ["leak"]
+
+
+def test_no_pod_whose_threads_vary_is_evicted_for_a_bomb_of_children_that_end_at_once() -> None:
+    bomb, server = Forks(30, forks_per_s=2000.0), Forks(3000, swings=150)
+    assert pid_victims(bomb=bomb, server=server, unseen_per_s=200) == ["bomb"]
 
 
 def test_the_kubelets_order_is_the_kubelets() -> None:
