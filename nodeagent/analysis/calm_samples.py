@@ -73,7 +73,7 @@ class CalmSamples:
         self._history: dict[str, trend.History] = {}
         self._growth_at: float | None = None
         self._kept: list[NodeSnapshot] = []
-        """The last samples, at most two, whose usage `usage_growth` would have recorded."""
+        """The last samples, at most `usage_growth.SAMPLES`, whose usage `usage_growth` would have recorded."""
         self._walks: Mapping[str, tuple[DiskWalk, ...]] = {}
 
     def enter(self, state: PolicyState, snapshot: NodeSnapshot) -> bool:
@@ -92,7 +92,7 @@ class CalmSamples:
         self._passed = 0
         self._read_at = dict(thresholds.read_at)
         self._history = dict(thresholds.history)
-        self._growth_at = None if state.growth.newer is None else state.growth.newer.at
+        self._growth_at = state.growth.samples[-1].at if state.growth.samples else None
         self._kept, self._walks = [], state.growth.walks
         return True
 
@@ -123,7 +123,7 @@ class CalmSamples:
         self._passed += 1
         if self._growth_at is None or not 0 <= at - self._growth_at < usage_growth.SAMPLE_DISTANCE_S:
             self._growth_at = at
-            self._kept = [*self._kept[-1:], snapshot]
+            self._kept = [*self._kept[1 - usage_growth.SAMPLES :], snapshot]
         return True
 
     def leave(self) -> PolicyState | None:

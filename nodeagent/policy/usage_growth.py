@@ -1,6 +1,6 @@
 """Measure how fast each pod's usage grows, in units per second.
 
-Theory of operation. `record_sample` keeps two samples of memory and PIDs, and two complete disk walks of each pod, at
+Theory of operation. `record_sample` keeps some samples of memory and PIDs, and two complete disk walks of each pod, at
 least `SAMPLE_DISTANCE_S` apart. Memory and PIDs grow from the newer kept sample that is old enough; inodes grow from
 one walk to the next; bytes on disk grow by the pod's write rate, because its walks are far apart. PIDs also count the
 fork rate, because no sample contains children that live for milliseconds.
@@ -23,8 +23,10 @@ from nodeagent.model import (
 from nodeagent.policy import pod_usage, relief
 from nodeagent.policy.pod_usage import MemoryRule
 
+SAMPLES: Final = 6
+"""Half a minute: a pod whose usage swings (garbage collection, a pool of threads) has not grown since all of them."""
 SAMPLE_DISTANCE_S: Final = 5.0
-"""Distance of the two kept samples: longer than the noise of single forks and allocations, shorter than a fork bomb
+"""Distance of two kept samples: longer than the noise of single forks and allocations, shorter than a fork bomb
 needs for a whole PID table (about 16 s at 2,000/s)."""
 SAMPLE_MAX_AGE_S: Final = 60.0
 """An older sample (a stopped agent) is no base for growth."""
@@ -71,10 +73,10 @@ NO_GROWTH: Final = Growth(0, 1.0)
 
 
 class GrowthState(NamedTuple):
-    """The kept samples. There are two, so that one is always at least `SAMPLE_DISTANCE_S` old."""
+    """The kept samples."""
 
-    older: GrowthSample | None = None
-    newer: GrowthSample | None = None
+    samples: tuple[GrowthSample, ...] = ()
+    """At most `SAMPLES`, the newest last."""
     walks: Mapping[str, tuple[DiskWalk, ...]] = {}
     """By cgroup UID the last two walks, the newest last: each pod has its own time of walk."""
 
@@ -87,9 +89,9 @@ def record_sample(
 ) -> GrowthState:
     """The state with this snapshot's usage, if the newest kept sample is old enough. `memory_rule` as in the ranking:
     by it a pod that is swapped out or in neither shrinks nor grows."""
-    newer, taken_at = state.newer, snapshot.taken_at
+    samples, taken_at = state.samples, snapshot.taken_at
     state = state._replace(walks=record_walks(state.walks, snapshot))
-    if newer is not None and 0 <= taken_at - newer.at < SAMPLE_DISTANCE_S:
+    if samples and 0 <= taken_at - samples[-1].at < SAMPLE_DISTANCE_S:
         return state
     memory: dict[str, int] = {}
     pids: dict[str, int] = {}
@@ -101,9 +103,9 @@ def record_sample(
             memory[uid] = used
         if count is not None:
             pids[uid] = count
-    if newer is not None and not newer.at < taken_at:  # the clock of another boot
-        newer = None
-    return GrowthState(newer, GrowthSample(taken_at, memory, pids), state.walks)
+    if samples and not samples[-1].at < taken_at:  # the clock of another boot
+        samples = ()
+    return state._replace(samples=(*samples[1 - SAMPLES :], GrowthSample(taken_at, memory, pids)))
 
 
 def record_walks(
@@ -161,8 +163,8 @@ def walk_growth_rate(
 
 
 def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> GrowthRate:
-    """How fast a pod certainly grows: the least growth since any kept sample, all of which contain the pod. It is 0 for
-    disks, because a pod may delete what it writes."""
+    """How fast a pod certainly grows: the least growth since any kept sample that contains it, which the two newest
+    must. It is 0 for disks, because a pod may delete what it writes."""
     bases = _usable_samples(state, at=at)
     if not bases or signal in DISK_SIGNALS:
         return _no_growth
@@ -172,8 +174,13 @@ def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> Gro
             return 0.0
         if signal is Signal.PID:
             used = pod_usage.pids(usage) or 0  # in the kubelet's order the usage counts processes
-        rates = [(used - _amounts(base, signal).get(usage.cgroup_uid, used)) / (at - base.at) for base in bases]
-        return max(0.0, min(rates))
+        rates: list[float] = []
+        for base in bases:
+            before = _amounts(base, signal).get(usage.cgroup_uid)
+            if before is None:
+                break
+            rates.append((used - before) / (at - base.at))
+        return max(0.0, min(rates)) if len(rates) >= min(2, len(bases)) else 0.0
 
     return least_growth
 
@@ -240,8 +247,8 @@ def expected_forks(usage: PodUsage | None) -> int:
 
 def _usable_samples(state: GrowthState, *, at: float) -> list[GrowthSample]:
     """The kept samples of a useful age, the newer first."""
-    samples = [sample for sample in (state.newer, state.older) if sample is not None]
-    return [sample for sample in samples if SAMPLE_DISTANCE_S / 2 <= at - sample.at <= SAMPLE_MAX_AGE_S]
+    newest_first = reversed(state.samples)
+    return [sample for sample in newest_first if SAMPLE_DISTANCE_S / 2 <= at - sample.at <= SAMPLE_MAX_AGE_S]
 
 
 def _amounts(sample: GrowthSample, signal: Signal) -> Mapping[str, int]:

@@ -77,7 +77,7 @@ _KINDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ConditionState": {"seed": "node"},
     "ThresholdState": {"first_observed": _KEEP, "past_grace": _KEEP, "read_at": _KEEP, "good_samples": _KEEP,
                        "unknown_since": _KEEP, "history": _KEEP, "used_up_since": _KEEP},
-    "GrowthSample": {"memory": _UID, "processes": _UID},
+    "GrowthSample": {"memory": _UID, "pids": _UID},
     "GrowthState": {"walks": _UID},
     "InFlightEviction": {"plan_id": _KEEP, "pod_uid": _UID, "cgroup_uid": _UID},
     "InFlightState": {"departing": _UID},

@@ -1,5 +1,6 @@
 """Growth of a pod is measured between kept samples that are far enough apart."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -37,6 +38,34 @@ def test_growth_is_of_the_threads_also_where_the_order_counts_processes(ranked_b
         growth = usage_growth.record_sample(growth, snapshot(leak, at=NOW + second))
     now = view("leak", usage_more={"process_count": 1, "thread_count": 160}).usage
     assert usage_growth.certain_growth_rate(growth, Signal.PID, at=NOW + 12)(now, ranked_by) == pytest.approx(5.0)
+
+
+def grown(name: str, mib_by_second: Mapping[int, int], *, at: int) -> float:
+    """MiB a second by which the pod certainly grows at that second, after a sample in each of the others."""
+    growth = usage_growth.GrowthState()
+    for second, mib in mib_by_second.items():
+        growth = usage_growth.record_sample(growth, snapshot(view(name, mib * MI), at=NOW + second))
+    used = mib_by_second[at] * MI
+    rate = usage_growth.certain_growth_rate(growth, Signal.MEMORY, at=NOW + at)
+    return rate(view(name, used).usage, used) / MI
+
+
+@pytest.mark.parametrize("at", [24, 27, 30])
+def test_usage_that_swings_is_no_growth(at: int) -> None:
+    sawtooth = {second: 800 + 20 * (second % 12) for second in range(0, at + 1, 3)}
+    assert grown("collects-garbage", sawtooth, at=at) == 0
+    leak = {second: 800 + 20 * second for second in range(0, at + 1, 3)}
+    assert grown("leak", leak, at=at) == pytest.approx(20)
+
+
+def test_a_pod_that_started_ten_seconds_ago_grows_since_then() -> None:
+    growth = usage_growth.GrowthState()
+    for second in range(0, 31, 5):
+        young = [view("young", 10 * (second - 20) * MI)] if second >= 20 else []
+        growth = usage_growth.record_sample(growth, snapshot(view("old", MI), *young, at=NOW + second))
+    rate = usage_growth.certain_growth_rate(growth, Signal.MEMORY, at=NOW + 33)
+    assert rate(view("young").usage, 130 * MI) == pytest.approx(10 * MI)
+    assert rate(view("younger").usage, 130 * MI) == 0
 
 
 def on_disk(name: str, mib: int, *, walked_at: float, wrote_mib: int = 0) -> PodView:
