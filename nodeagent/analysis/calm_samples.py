@@ -92,7 +92,7 @@ class CalmSamples:
         self._passed = 0
         self._read_at = dict(thresholds.read_at)
         self._history = dict(thresholds.history)
-        self._growth_at = state.growth.samples[-1].at if state.growth.samples else None
+        self._growth_at = state.growth.times[-1] if state.growth.times else None
         self._kept, self._walks = [], state.growth.walks
         return True
 

@@ -43,12 +43,11 @@ GrowthRate = Callable[[PodUsage | None, int | None], float]
 """From a pod's usage, and its amount of the signal's resource, to units per second; 0 where growth is unknown."""
 
 
-class GrowthSample(NamedTuple):
-    """What pods used at one instant, by cgroup UID."""
+class SampledUsage(NamedTuple):
+    """What a pod used in one sample, in bytes and PIDs. None: unknown."""
 
-    at: float
-    memory: Mapping[str, int]
-    pids: Mapping[str, int]
+    memory: int | None
+    pids: int | None
 
 
 class DiskWalk(NamedTuple):
@@ -73,10 +72,12 @@ NO_GROWTH: Final = Growth(0, 1.0)
 
 
 class GrowthState(NamedTuple):
-    """The kept samples."""
+    """The kept samples, by pod, because the UIDs are most of what is recorded."""
 
-    samples: tuple[GrowthSample, ...] = ()
-    """At most `SAMPLES`, the newest last."""
+    times: tuple[float, ...] = ()
+    """Of the samples, at most `SAMPLES`, the newest last."""
+    used: Mapping[str, tuple[SampledUsage, ...]] = {}
+    """By cgroup UID the usage in the newest samples, without a gap, the newest last."""
     walks: Mapping[str, tuple[DiskWalk, ...]] = {}
     """By cgroup UID the last two walks, the newest last: each pod has its own time of walk."""
 
@@ -89,23 +90,20 @@ def record_sample(
 ) -> GrowthState:
     """The state with this snapshot's usage, if the newest kept sample is old enough. `memory_rule` as in the ranking:
     by it a pod that is swapped out or in neither shrinks nor grows."""
-    samples, taken_at = state.samples, snapshot.taken_at
-    state = state._replace(walks=record_walks(state.walks, snapshot))
-    if samples and 0 <= taken_at - samples[-1].at < SAMPLE_DISTANCE_S:
-        return state
-    memory: dict[str, int] = {}
-    pids: dict[str, int] = {}
-    for _, usage in snapshot.pods:
-        if usage is None:
-            continue
-        uid, used, count = usage.cgroup_uid, pod_usage.memory_usage(usage, memory_rule), pod_usage.pids(usage)
-        if used is not None:
-            memory[uid] = used
-        if count is not None:
-            pids[uid] = count
-    if samples and not samples[-1].at < taken_at:  # the clock of another boot
-        samples = ()
-    return state._replace(samples=(*samples[1 - SAMPLES :], GrowthSample(taken_at, memory, pids)))
+    taken_at, walks = snapshot.taken_at, record_walks(state.walks, snapshot)
+    if state.times and 0 <= taken_at - state.times[-1] < SAMPLE_DISTANCE_S:
+        return state._replace(walks=walks)
+    if state.times and not state.times[-1] < taken_at:  # the clock of another boot
+        state = GrowthState()
+    used = {
+        usage.cgroup_uid: (
+            *state.used.get(usage.cgroup_uid, ())[1 - SAMPLES :],
+            SampledUsage(pod_usage.memory_usage(usage, memory_rule), pod_usage.pids(usage)),
+        )
+        for _, usage in snapshot.pods
+        if usage is not None
+    }
+    return GrowthState((*state.times[1 - SAMPLES :], taken_at), used, walks)
 
 
 def record_walks(
@@ -140,12 +138,12 @@ def growth_rate(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: f
     if not bases:
         return _fork_rate if signal is Signal.PID else _no_growth
     base, forks = bases[0], signal is Signal.PID
-    amounts, elapsed_s = _amounts(base, signal), at - base.at
 
     def sampled_growth(usage: PodUsage | None, used: int | None) -> float:
         if usage is None:
             return 0.0
-        grown = 0.0 if used is None else (used - amounts.get(usage.cgroup_uid, 0)) / elapsed_s
+        before = _used_at(state, base, usage.cgroup_uid, signal) or 0
+        grown = 0.0 if used is None else (used - before) / (at - state.times[base])
         return max(grown, _fork_rate(usage, used)) if forks else grown
 
     return sampled_growth
@@ -176,10 +174,10 @@ def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> Gro
             used = pod_usage.pids(usage) or 0  # in the kubelet's order the usage counts processes
         rates: list[float] = []
         for base in bases:
-            before = _amounts(base, signal).get(usage.cgroup_uid)
+            before = _used_at(state, base, usage.cgroup_uid, signal)
             if before is None:
                 break
-            rates.append((used - before) / (at - base.at))
+            rates.append((used - before) / (at - state.times[base]))
         return max(0.0, min(rates)) if len(rates) >= min(2, len(bases)) else 0.0
 
     return least_growth
@@ -245,14 +243,18 @@ def expected_forks(usage: PodUsage | None) -> int:
     return int(min(_fork_rate(usage, None) * PROJECTION_S, units.MAX_PLAUSIBLE))
 
 
-def _usable_samples(state: GrowthState, *, at: float) -> list[GrowthSample]:
-    """The kept samples of a useful age, the newer first."""
-    newest_first = reversed(state.samples)
-    return [sample for sample in newest_first if SAMPLE_DISTANCE_S / 2 <= at - sample.at <= SAMPLE_MAX_AGE_S]
+def _usable_samples(state: GrowthState, *, at: float) -> list[int]:
+    """The kept samples of a useful age, the newest first, which is -1."""
+    newest_first = enumerate(reversed(state.times), 1)
+    return [-number for number, taken_at in newest_first if SAMPLE_DISTANCE_S / 2 <= at - taken_at <= SAMPLE_MAX_AGE_S]
 
 
-def _amounts(sample: GrowthSample, signal: Signal) -> Mapping[str, int]:
-    return sample.pids if signal is Signal.PID else sample.memory
+def _used_at(state: GrowthState, sample: int, uid: str, signal: Signal) -> int | None:
+    """What the pod used in this sample; None if that is unknown."""
+    kept = state.used.get(uid, ())
+    if len(kept) < -sample:
+        return None
+    return kept[sample].pids if signal is Signal.PID else kept[sample].memory
 
 
 def _no_growth(_usage: PodUsage | None, _used: int | None) -> float:
