@@ -237,8 +237,8 @@ class RefusalCode(enum.StrEnum):
         "short-lived-relief",
         _limit(
             "It comes first in the order, but pods that grow, use more than they request and have no higher priority "
-            "would use up what its eviction frees: memory within five minutes, a disk or PIDs within an hour. They are "
-            "evicted instead."
+            "would use up what its eviction frees, or what the threshold reserves if that is less: memory within five "
+            "minutes, a disk or PIDs within an hour. They are evicted instead."
         ),
     )
     EVICTION_IN_FLIGHT = "eviction-in-flight", _limit("An earlier decision is evicting it already.")

@@ -1,15 +1,15 @@
 """Evict the pods that would use up what others free.
 
 Memory that a leak takes again within minutes helps nobody: pods that are first by their QoS class would be evicted one
-after another, and in the end the leaking pod as well. A kubelet has no such problem, because its order begins with what
-exceeds its request. A disk that a pod fills costs the data of the largest pod, which may have held them for months. And
-a pod that leaks threads costs a larger one its connections, with threads that it has had since its start.
+after another, and in the end the leaking pod as well. (A kubelet's order begins with what exceeds its request.) The
+largest pod, which may have been idle for months, would be evicted for a small one that grows: for a leak the memory of
+a database, for a disk that is filled its data, for leaked threads its connections.
 
 So where the selection would free a resource only for pods that grow, these are evicted instead, in their own order, if
 they
 
-* use more than they request, and grow: together so fast that they use up soon what the selection frees (`MEMORY_S`), or
-  of a disk or PIDs what the threshold reserves (`RESERVE_S`), and each at least half as fast as the fastest;
+* use more than they request, and grow: together so fast that they use up soon (`MEMORY_S`, `DISK_AND_PIDS_S`) what the
+  selection frees or what the threshold reserves, whichever is less, and each at least half as fast as the fastest;
 * are not behind the selection by any key that says whose loss is worse (priority, the pod's own preference, deletion
   cost and so on): only class, usage and growth are passed over.
 """
@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nodeagent.config.schema import RankingKey
-from nodeagent.model import RankedPod
+from nodeagent.model import MEMORY_SIGNALS, RankedPod, Signal
 from nodeagent.policy import ranking
 
 MEMORY_S: Final = 300.0
-"""An eviction whose relief lasts longer is worth it: its owner starts a replacement elsewhere, and people were told."""
-RESERVE_S: Final = 3600.0
+"""Slower growth is left to people, who were told: a pod that warms up grows for a while as slowly."""
+DISK_AND_PIDS_S: Final = 3600.0
 """As pods that fill a disk are told from a disk that stays full (`kubelet_first.PODS_FILL_S`)."""
 _BY_USAGE: Final = frozenset[str](
     {
@@ -42,14 +42,15 @@ def growing_instead(
     pool: Sequence[RankedPod],
     *,
     deficit: int,
-    reserve: int | None,
+    reserve: int,
+    signal: Signal,
     order: Sequence[str],
     growth_per_s: Callable[[RankedPod], float],
 ) -> list[RankedPod]:
     """The pods of the pool that are evicted instead of the `selected` ones; empty: these are evicted.
 
-    `reserve` is what the threshold of a disk or of PIDs keeps free, None for memory. `order` are the names of the keys
-    in `RankedPod.values`. `growth_per_s` is how fast a pod certainly grows.
+    `reserve` is what the threshold keeps free. `order` are the names of the keys in `RankedPod.values`. `growth_per_s`
+    is how fast a pod certainly grows.
     """
     if not selected:
         return []
@@ -61,10 +62,8 @@ def growing_instead(
     fastest = max([growth_per_s(pod) for pod in growing], default=0.0)
     growing = [pod for pod in growing if growth_per_s(pod) * 2 >= fastest > 0.0]
     others_per_s = sum(growth_per_s(pod) for pod in growing if pod.view.pod.uid not in chosen)
-    if reserve is None:
-        used_up = others_per_s * MEMORY_S >= _freed(selected)
-    else:
-        used_up = others_per_s * RESERVE_S >= min(reserve, _freed(selected))
+    soon_s = MEMORY_S if signal in MEMORY_SIGNALS else DISK_AND_PIDS_S
+    used_up = others_per_s * soon_s >= min(reserve, _freed(selected))
     return growing if used_up and others_per_s > 0.0 and _freed(growing) >= deficit else []
 
 

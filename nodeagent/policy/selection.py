@@ -22,7 +22,6 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
 from nodeagent.model import (
-    MEMORY_SIGNALS,
     SIGNAL_TABLE,
     Pod,
     PodSource,
@@ -223,7 +222,8 @@ def _without_short_lived(
         selected,
         pool,
         deficit=terms.deficit,
-        reserve=None if ranked_pods.signal in MEMORY_SIGNALS else terms.reserve,
+        reserve=terms.reserve,
+        signal=ranked_pods.signal,
         order=ranked_pods.order,
         growth_per_s=lambda pod: terms.measured_growth(pod.view.usage, pod.usage),
     )

@@ -83,6 +83,15 @@ def test_a_slow_leak_leaves_the_order_as_it_is() -> None:
     assert victims(evicting_plan(Leak(0.4))) == ["small0"]
 
 
+@pytest.mark.parametrize(("mib_per_s", "evicted"), [(1.3, "leak"), (0.8, "database")])
+def test_a_leak_is_evicted_and_not_a_large_idle_pod_whose_memory_it_would_not_soon_use_up(
+    mib_per_s: float, evicted: str
+) -> None:
+    """Within five minutes the faster one uses up the 300Mi that the hard threshold reserves."""
+    database = nodes.view("database", 4 * GI, qos=QOSClass.BEST_EFFORT)
+    assert victims(evicting_plan(Leak(mib_per_s, mib=300), beside=[database])) == [evicted]
+
+
 def test_of_several_replicas_that_leak_together_the_first_is_evicted() -> None:
     leaks = [Leak(0.3, mib=400, name=f"leak{index}") for index in range(5)]
     assert victims(evicting_plan(*leaks)) == ["leak0"]
@@ -242,7 +251,8 @@ def test_a_pod_that_grows_and_is_still_too_small_is_not_evicted_instead(deficit_
         pool[:1],
         pool,
         deficit=deficit_mib * MI,
-        reserve=None,
+        reserve=100 * GI,
+        signal=Signal.MEMORY,
         order=(RankingKey.PRIORITY,),
         growth_per_s=lambda pod: rates[pod.view.pod.name or ""],
     )
