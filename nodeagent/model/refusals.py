@@ -622,7 +622,9 @@ class RefusalCode(enum.StrEnum):
         _decision(
             "The pod that holds most of the deficit cannot be evicted now: its usage is unreadable, only the host "
             "lists it, a PodDisruptionBudget forbids it, or its eviction is stuck. Other pods are evicted in its place "
-            "only if they alone cover the deficit and what is used up within 60 seconds, at most once in 10 minutes.",
+            "only if they alone cover the deficit and what is used up within 60 seconds, at most once in 10 minutes. "
+            "Or a protected pod that uses more than it requests causes the loss, and would take within 60 seconds what "
+            "others free.",
             "Examine the pod that the message names.",
         ),
     )

@@ -56,9 +56,7 @@ def growing_instead(
         return []
     chosen = {pod.view.pod.uid for pod in selected}
     first = min([_worth(pod, order) for pod in selected])
-    growing = [
-        pod for pod in pool if _over_request(pod) and (pod.view.pod.uid in chosen or _worth(pod, order) <= first)
-    ]
+    growing = [pod for pod in pool if over_request(pod) and (pod.view.pod.uid in chosen or _worth(pod, order) <= first)]
     fastest = max([growth_per_s(pod) for pod in growing], default=0.0)
     growing = [pod for pod in growing if growth_per_s(pod) * 2 >= fastest > 0.0]
     others_per_s = sum(growth_per_s(pod) for pod in growing if pod.view.pod.uid not in chosen)
@@ -71,7 +69,8 @@ def _freed(pods: Sequence[RankedPod]) -> int:
     return sum(pod.relief or 0 for pod in pods)
 
 
-def _over_request(pod: RankedPod) -> bool:
+def over_request(pod: RankedPod) -> bool:
+    """Whether it uses more than it requests."""
     return pod.usage is not None and pod.usage > (pod.request or 0)
 
 

@@ -3,7 +3,8 @@
 A ranked pod that is not evicted has one of three kinds of reasons:
 
 1. A permanent one, from what the pod is or from the configuration (static, own, DaemonSet, namespace...). The pod is no
-   victim; other pods are selected as if it did not exist.
+   victim; other pods are selected as if it did not exist, unless it grows and would soon use up what they free
+   (`selection`).
 2. A rate limit or a back-off, or a claim that is not looked up yet: `Replacement.NEVER`. The pod is evicted later or
    not at all, and no other pod is evicted in its place.
 3. A temporary one (usage unreadable, not listed by the API server, a PodDisruptionBudget, an eviction that is stuck, a
@@ -28,6 +29,7 @@ from nodeagent.model import (
     RankedPod,
     Refusal,
     RefusalCode,
+    RefusalKind,
     ThresholdVerdict,
     Tier,
     Trend,
@@ -226,6 +228,12 @@ def _limit_finder(context: ReachContext) -> Callable[[Pod], tuple[Replacement, R
         return (Replacement.IF_SUFFICIENT if stuck else Replacement.NEVER), refusal
 
     return find_limit
+
+
+def is_permanent(ranked: RankedPod) -> bool:
+    """Whether the pod is protected by what it is or by the configuration."""
+    kinds = [refusal.code.kind for refusal in ranked.refusals if refusal.code not in _TEMPORARY]
+    return RefusalKind.PROTECTION in kinds
 
 
 def is_stuck(backoff: rate_limits.Backoff) -> bool:

@@ -8,6 +8,8 @@ Promises:
    alone clear the deficit, not while much is left, and once in `REPLACEMENT_INTERVAL_S`. A pod that grows out of reach
    therefore never causes a series of evictions, and a node whose signal is used up still gets help.
 3. A pod that the selection contains anyway is evicted, whatever is out of reach beside it.
+4. Nor does a protected pod that uses more than it requests and grows: while it causes the loss, others are evicted only
+   if what they free lasts for `LOSS_HORIZON_S`.
 
 Theory of operation. The least harmful set that covers the deficit is selected from the candidates and the pods that
 only a limit excludes; pods that would soon use up what it frees come first (`lasting_relief`). If a larger pod is out
@@ -199,6 +201,11 @@ def select_victims(
     pool = _in_order(candidates, limited)
     first = _select(pool, terms.deficit, terms)
     selected = _without_short_lived(first, pool, ranked_pods, terms)
+    protected = _protected_cause(selected, ranked_pods, terms)
+    if protected:
+        growth = sum(_growth_within_horizon(pod, terms) for pod in protected)
+        if sum(_relief(pod) for pod in selected) < terms.deficit + growth:
+            return Selection((), limit_state, (_protected_cause_refusal(protected[0], ranked_pods, selected, terms),))
     largest = max((_relief(pod) for pod in selected), default=0)
     replaceable = [each for each in out_of_reach if each.replacement is Replacement.IF_SUFFICIENT]
     larger = [each for each in replaceable if each.amount > largest]
@@ -228,6 +235,36 @@ def _without_short_lived(
         growth_per_s=lambda pod: terms.measured_growth(pod.view.usage, pod.usage),
     )
     return _select(growing, terms.deficit, terms) if growing else selected
+
+
+def _protected_cause(selected: Sequence[RankedPod], ranked_pods: RankedPods, terms: SelectionTerms) -> list[RankedPod]:
+    """The protected pods whose growth is at least half of the loss of the signal, the fastest first; none if the
+    selected pods grow at least half as fast. A pod within its request is entitled to what it takes."""
+    if terms.first_only or not terms.expected_loss:
+        return []
+    growing = [
+        pod
+        for pod in ranked_pods.pods
+        if out_of_reach.is_permanent(pod) and lasting_relief.over_request(pod) and _growth_within_horizon(pod, terms)
+    ]
+    growth = sum(_growth_within_horizon(pod, terms) for pod in growing)
+    if growth * 2 < terms.expected_loss or sum(_growth_within_horizon(pod, terms) for pod in selected) * 2 >= growth:
+        return []
+    return sorted(growing, key=lambda pod: -_growth_within_horizon(pod, terms))
+
+
+def _protected_cause_refusal(
+    fastest: RankedPod, ranked_pods: RankedPods, selected: Sequence[RankedPod], terms: SelectionTerms
+) -> Refusal:
+    unit, protection = SIGNAL_TABLE[ranked_pods.signal].unit, fastest.refusals[0]
+    per_s = units.format_amount(int(_growth_within_horizon(fastest, terms) / LOSS_HORIZON_S), unit)
+    freed = units.format_amount(sum(_relief(pod) for pod in selected), unit)
+    return Refusal(
+        RefusalCode.OUT_OF_REACH,
+        f"{ranked_pods.signal.value}: {fastest.view.pod.key} grows by {per_s} a second and is out of reach "
+        f"({protection.code}: {protection.message}); the {freed} that others would free last for less than "
+        f"{LOSS_HORIZON_S:.0f}s: {NO_REPLACEMENT}",
+    )
 
 
 def _refuse_spared(ranked_pods: RankedPods, first: Sequence[RankedPod], instead: Sequence[RankedPod]) -> None:

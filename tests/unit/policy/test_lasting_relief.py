@@ -1,6 +1,6 @@
 """A leak that takes what other evictions free is evicted instead of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -49,19 +49,29 @@ class Leak(NamedTuple):
 
 def evicting_plan(*leaks: Leak, beside: list[PodView] = SMALL, config: Config | None = None) -> Plan:
     """The first plan that evicts, in a sync each second. The rest of the node takes so much that 400Mi are left."""
+    for plan in plans(*leaks, beside=beside, config=config):
+        if plan.victims:
+            return plan
+    raise AssertionError("no eviction")
+
+
+def plans(
+    *leaks: Leak, beside: list[PodView], config: Config | None = None, outside_mib_per_s: float = 0.0
+) -> Iterator[Plan]:
+    """One a second, until nothing is left."""
     config = config or load.defaults().config._replace(node_name="node-1")
     state = initial("t", now=NOW)
     for number in range(600):
         at = NOW + number
-        grown = int(sum(leak.mib_per_s for leak in leaks) * number * MI)
+        grown = int((outside_mib_per_s + sum(leak.mib_per_s for leak in leaks)) * number * MI)
+        if grown >= 400 * MI:
+            return
         pods = [*beside, *[leak.view(number) for leak in leaks]]
         node = snapshot(*pods, at=at)
         memory = Observation(Signal.MEMORY, 400 * MI - grown, TOTAL, at, "test")
         node = node._replace(observations={**node.observations, Signal.MEMORY: memory}, mem_available=memory)
         plan, state = engine.decide(node, state, now=at, config=config)
-        if plan.victims:
-            return plan
-    raise AssertionError("no eviction")
+        yield plan
 
 
 def victims(plan: Plan) -> list[str]:
@@ -102,12 +112,39 @@ def test_of_several_replicas_that_leak_together_the_first_is_evicted() -> None:
     [
         Leak(25.0, request_mib=7000),
         Leak(25.0, more={"priority": 100}),
-        Leak(25.0, more={"namespace": "kube-system"}),
+        Leak(25.0, request_mib=7000, more={"namespace": "kube-system"}),
+        Leak(1.0, more={"namespace": "kube-system"}),
     ],
-    ids=["within its request", "of higher priority", "protected"],
+    ids=["within its request", "of higher priority", "protected and within its request", "protected and slow"],
 )
 def test_who_grows_and_is_not_to_blame_or_not_worth_less_stays(leak: Leak) -> None:
     assert victims(evicting_plan(leak))[0].startswith("small")
+
+
+def test_no_pod_is_evicted_for_a_protected_leak_that_would_take_what_it_frees_within_a_minute() -> None:
+    found = list(plans(Leak(25.0, more={"namespace": "kube-system"}), beside=SMALL))
+    assert not any(plan.victims for plan in found)
+    refusal = found[-1].refusals[0]
+    assert refusal.code is RefusalCode.OUT_OF_REACH
+    assert refusal.message.startswith("memory.available: kube-system/leak grows by 25Mi a second and is out of reach (")
+    assert refusal.message.endswith(" last for less than 60s: no other pod is evicted in its place")
+
+
+def test_beside_a_protected_leak_a_pod_is_evicted_that_frees_enough_for_a_minute() -> None:
+    large = nodes.view("large", 3 * GI, request=2 * GI)
+    plan = evicting_plan(Leak(25.0, more={"namespace": "kube-system"}), beside=[large])
+    assert victims(plan) == ["large"]
+
+
+def test_a_protected_leak_that_is_not_most_of_the_loss_is_no_reason_to_evict_nobody() -> None:
+    leak = Leak(5.0, more={"namespace": "kube-system"})
+    evicting = [plan for plan in plans(leak, beside=SMALL, outside_mib_per_s=15.0) if plan.victims]
+    assert victims(evicting[0])[0].startswith("small")
+
+
+def test_beside_a_protected_leak_another_leak_is_evicted() -> None:
+    leaks = [Leak(25.0, more={"namespace": "kube-system"}), Leak(20.0, mib=300, name="other")]
+    assert victims(evicting_plan(*leaks)) == ["other"]
 
 
 def test_a_large_pod_that_grows_a_little_is_not_evicted_for_a_leak() -> None:
