@@ -214,7 +214,8 @@ def _measured_on_disk(
 
     Between walks that are far apart a pod may have written much and be idle since, and one that has just begun seems
     slow. So the newest evidence counts that explains the loss: what a pod wrote while its writes were watched, if walks
-    show as much growth; then the last two walks. A pod that pauses for a second does not explain the loss by its last
+    show as much growth, and first of all the last two, because one that was watched from its start on may have written
+    everything then; then the last two walks alone. A pod that pauses for a second does not explain the loss by its last
     walks, nor does one that allocates without a write (fallocate) by its writes, or on a file system whose writes are
     charged to no pod (ZFS).
     """
@@ -223,13 +224,18 @@ def _measured_on_disk(
     if not loss_per_s:
         return far_apart
 
+    between_last_walks = walk_growth_rate(state, signal, layout, min_distance_s=WALK_MIN_DISTANCE_S)
+
     def growth_by_writes(usage: PodUsage | None, used: int | None) -> float:
         grown, wrote = _walk_growth(state, usage, used, signal, layout, SAMPLE_DISTANCE_S), _written(usage, at=at)
         return Growth(min(grown.amount, wrote.amount), min(grown.seconds, wrote.seconds)).per_second
 
-    newest = [walk_growth_rate(state, signal, layout, min_distance_s=WALK_MIN_DISTANCE_S)]
+    def growth_by_both(usage: PodUsage | None, used: int | None) -> float:
+        return min(growth_by_writes(usage, used), between_last_walks(usage, used))
+
+    newest = [between_last_walks]
     if signal in DISK_BYTE_SIGNALS:
-        newest.insert(0, growth_by_writes)
+        newest = [growth_by_both, growth_by_writes, between_last_walks]
     usages = [usage for _, usage in snapshot.pods if usage is not None]
     for rate in newest:
         grown = [rate(usage, pod_usage.disk_usage(usage.disk, signal, layout)) for usage in usages]

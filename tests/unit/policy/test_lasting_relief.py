@@ -247,6 +247,13 @@ def test_one_walk_and_the_writes_since_the_crossing_show_who_fills_the_disk() ->
     assert victims(plan) == ["filler"]
 
 
+def test_what_a_pod_wrote_at_its_start_while_it_was_watched_does_not_count() -> None:
+    """The times of a container that wrote for two seconds, beside one that filled the disk."""
+    idle, filler = Writer("idle", -1.0, 0.5, 3.0, 200), Writer("filler", 3.0, 5.0, 70.0, 18 * 65)
+    plan = race_plan([idle, filler], crossed_s=11.0, walks_at=[1.0, 8.75, 11.5, 12.0], watched_from_s=1.0)
+    assert victims(plan) == ["filler"]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_on_any_disk_the_pod_that_fills_it_is_evicted_and_no_idle_one(seed: int) -> None:
     """As the agent samples them: writes once the crossing is less than a minute away, walks every 10 s, and below the
