@@ -213,11 +213,14 @@ def _measured_on_disk(
     """How fast a pod grows from one walk to the next.
 
     Between walks that are far apart a pod may have written much and be idle since, and one that has just begun seems
-    slow. So the newest evidence counts that explains the loss: what a pod wrote while its writes were watched, if walks
-    show as much growth, and first of all the last two, because one that was watched from its start on may have written
-    everything then; then the last two walks alone. A pod that pauses for a second does not explain the loss by its last
-    walks, nor does one that allocates without a write (fallocate) by its writes, or on a file system whose writes are
-    charged to no pod (ZFS).
+    slow. So the newest evidence counts that explains the loss:
+
+    1. what a pod writes now, if the last two walks show as much: one that stopped since the first of them is idle;
+    2. what it wrote while its writes were watched, if they show as much: it may pause for a moment;
+    3. the same if earlier walks show as much: it may pause for longer. But a pod that was watched from its start on may
+       have written everything then;
+    4. the last two walks. A pod that allocates without a write (fallocate), or on a file system whose writes are
+       charged to no pod (ZFS), explains nothing by its writes.
     """
     at, layout = snapshot.taken_at, snapshot.layout
     far_apart = walk_growth_rate(state, signal, layout)
@@ -233,9 +236,13 @@ def _measured_on_disk(
     def growth_by_both(usage: PodUsage | None, used: int | None) -> float:
         return min(growth_by_writes(usage, used), between_last_walks(usage, used))
 
+    def growth_now(usage: PodUsage | None, used: int | None) -> float:
+        writes_per_s = 0.0 if _written(usage, at=at) is NO_GROWTH else _write_rate(usage, used)
+        return min(writes_per_s, between_last_walks(usage, used))
+
     newest = [between_last_walks]
     if signal in DISK_BYTE_SIGNALS:
-        newest = [growth_by_both, growth_by_writes, between_last_walks]
+        newest = [growth_now, growth_by_both, growth_by_writes, between_last_walks]
     usages = [usage for _, usage in snapshot.pods if usage is not None]
     for rate in newest:
         grown = [rate(usage, pod_usage.disk_usage(usage.disk, signal, layout)) for usage in usages]

@@ -214,7 +214,8 @@ def race_plan(
                 more |= walked(pod.held(walks[-1]), NOW + walks[-1])
             if second > watched_from_s:
                 wrote = pod.held(second) - pod.held(watched_from_s)
-                more["writing"] = WriteRate(0.0, wrote, second - watched_from_s, at)
+                per_s = (pod.held(second) - pod.held(second - 0.25)) * 4.0
+                more["writing"] = WriteRate(per_s, wrote, second - watched_from_s, at)
             views.append(nodes.view(pod.name, 10 * MI, qos=QOSClass.BEST_EFFORT, usage_more=more))
         node = snapshot(*views, at=at, available={Signal.NODEFS: left, Signal.CONTAINERFS: left})
         held = [sum(pod.held(each) for pod in pods) for each in walks]
@@ -266,6 +267,25 @@ def test_on_any_disk_the_pod_that_fills_it_is_evicted_and_no_idle_one(seed: int)
         ended_s = began_s + random.uniform(0.5, 0.9) * min(60.0, -began_s)
         pods.append(Writer(f"idle{number}", began_s, began_s, ended_s, random.choice([10, 200, 1000, 20_000])))
     walks_at = [*[each for each in (0.5, 10.5, 20.5) if each < crossed_s], *[crossed_s + each for each in range(1, 30)]]
+    plan = race_plan(pods, crossed_s=crossed_s, walks_at=walks_at, watched_from_s=0.25, mib=10_000)
+    assert victims(plan) == ["filler"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_on_any_disk_no_pod_is_evicted_that_wrote_while_it_was_watched_and_stopped(seed: int) -> None:
+    """It stopped two seconds before the crossing or earlier."""
+    random = Random(seed)
+    crossed_s = random.uniform(8.0, 25.0)
+    began_s = random.uniform(1.0, crossed_s - 4.0)
+    rate = random.choice([5, 20, 100, 300])
+    pods = [Writer("filler", began_s - random.choice([1.0, 3.0, 60.0]), began_s, began_s + 120.0, 120 * rate)]
+    for number in range(random.randint(1, 4)):
+        began_s = random.uniform(-10.0, crossed_s - 4.0)
+        ended_s = began_s + random.uniform(0.3, min(6.0, crossed_s - 2.0 - began_s))
+        pods.append(Writer(f"idle{number}", began_s - 1.0, began_s, ended_s, random.choice([50, 200, 1000, 5000])))
+    first_s, distance_s = random.uniform(0.3, 3.0), random.choice([5.0, 10.0])
+    calm = [first_s + distance_s * number for number in range(6)]
+    walks_at = [*[each for each in calm if each < crossed_s], *[crossed_s + 0.3 + each for each in range(30)]]
     plan = race_plan(pods, crossed_s=crossed_s, walks_at=walks_at, watched_from_s=0.25, mib=10_000)
     assert victims(plan) == ["filler"]
 
