@@ -32,7 +32,7 @@ class NoteKind(enum.StrEnum):
     IDENTITY = "identity", "Requests for pods use the ServiceAccount's own rights, or the node's are incomplete."
     KUBELET = "kubelet", "The kubelet's configuration is unknown, or the kubelet acts first."
     LOOP = "loop", "A sync started late."
-    MEMORY = "memory", "One figure of the available memory is unknown."
+    MEMORY = "memory", "One figure of the available memory is unknown, or memory outside of pods grows."
     MEMORY_PRESSURE = "MemoryPressure", "The kubelet also writes this condition."
     NODE_CONDITIONS = "node conditions", "Conditions cannot be written."
     NODE_FIT = "node fit", "Whether another node takes a pod; or why that cannot be read."

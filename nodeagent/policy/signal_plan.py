@@ -45,6 +45,7 @@ from nodeagent.policy import (
     eviction_hook,
     eviction_request,
     fresh_usage,
+    growth_outside_pods,
     host_zombies,
     last_resort,
     memory_shortage,
@@ -183,7 +184,9 @@ def _plan(
     minimum = _minimum_relief(deficit, config)
     has_minimum = deficit.amount > 0 and not config.ranking.kubelet
     ranked_pods = context.rank_pods(signal, tier=tier, minimum=minimum if has_minimum else None)
-    plan = SignalPlan(signal, ranked_pods.order, (), verdict, deficit, notes=_disk_notes(ranked_pods))
+    history = thresholds.history_of(context.thresholds, threshold)
+    outside = growth_outside_pods.notes(context.growth, snapshot, verdict, history, config=config)
+    plan = SignalPlan(signal, ranked_pods.order, (), verdict, deficit, notes=(*_disk_notes(ranked_pods), *outside))
     kill, limits_reached = last_resort.kill_due(snapshot, tier, limit_state, now=now, config=config)
     target = _Target(
         verdict,
@@ -194,7 +197,7 @@ def _plan(
         deficit.amount,
         minimum,
         pending,
-        trend.estimate(thresholds.history_of(context.thresholds, threshold)),
+        trend.estimate(history),
         kill,
     )
     if deficit.amount:

@@ -20,7 +20,7 @@ from nodeagent.model import (
     Signal,
     units,
 )
-from nodeagent.policy import pod_usage, relief
+from nodeagent.policy import plausibility, pod_usage, relief
 from nodeagent.policy.pod_usage import MemoryRule
 
 SAMPLES: Final = 6
@@ -80,6 +80,8 @@ class GrowthState(NamedTuple):
     """By cgroup UID the usage in the newest samples, without a gap, the newest last."""
     walks: Mapping[str, tuple[DiskWalk, ...]] = {}
     """By cgroup UID the last two walks, the newest last: each pod has its own time of walk."""
+    outside: tuple[int | None, ...] = ()
+    """Beside `times`: the bytes of memory that are in use and in no pod. None: unknown."""
 
 
 # --- record ----------------------------------------------------------------------------------------------------------
@@ -103,7 +105,24 @@ def record_sample(
         for _, usage in snapshot.pods
         if usage is not None
     }
-    return GrowthState((*state.times[1 - SAMPLES :], taken_at), used, walks)
+    outside = (*state.outside[1 - SAMPLES :], memory_outside_pods(snapshot, memory_rule))
+    return GrowthState((*state.times[1 - SAMPLES :], taken_at), used, walks, outside)
+
+
+def memory_outside_pods(snapshot: NodeSnapshot, memory_rule: MemoryRule) -> int | None:
+    """The bytes of memory that are in use and in no pod, with the same error in each sample. None: unknown, also where
+    the page cache of the pods counts, which outgrows and gives way to the rest of the node."""
+    memory = snapshot.mem_available
+    available, capacity = (plausibility.plausible(each) for each in (memory.available, memory.capacity))
+    if memory_rule.page_cache or available is None or capacity is None:
+        return None
+    in_pods = 0
+    for pod, usage in snapshot.pods:
+        used = pod_usage.memory_usage(usage, memory_rule) if usage is not None else None
+        if used is None and (usage is not None or any(each.running for each in pod.containers)):
+            return None
+        in_pods += used or 0
+    return capacity - available - in_pods
 
 
 def record_walks(
@@ -181,6 +200,21 @@ def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> Gro
         return max(0.0, min(rates)) if len(rates) >= min(2, len(bases)) else 0.0
 
     return least_growth
+
+
+def growth_outside_pods(state: GrowthState, snapshot: NodeSnapshot, *, memory_rule: MemoryRule) -> float:
+    """How fast, in bytes per second, memory certainly grows that is in no pod: the least growth since any kept sample.
+    0: it does not grow, or that is unknown."""
+    used, at = memory_outside_pods(snapshot, memory_rule), snapshot.taken_at
+    bases = _usable_samples(state, at=at)
+    before = [state.outside[base] if len(state.outside) >= -base else None for base in bases]
+    if used is None or len(bases) < 2:
+        return 0.0
+    rates = [
+        0.0 if amount is None else (used - amount) / (at - state.times[base])
+        for base, amount in zip(bases, before, strict=True)
+    ]
+    return max(0.0, min(rates))
 
 
 def measured_growth_rate(

@@ -1,0 +1,38 @@
+"""Say that memory grows outside of pods, in a service of the host or in the kernel.
+
+What evictions free lasts for minutes only then, and the next pods are evicted for the same cause. They are evicted
+nevertheless: the OOM killer takes containers before services of the host (their `oom_score_adj` is higher), and an
+eviction ends a pod gracefully, by its budget and to start again on another node. (PIDs and disks kill nobody when they
+are used up: `host_zombies` and `fresh_usage` evict nobody there.) But the cause is for people to mend, so a note names
+it.
+"""
+
+from nodeagent.config.schema import Config
+from nodeagent.model import NodeSnapshot, Note, NoteKind, Signal, ThresholdVerdict, units
+from nodeagent.policy import lasting_relief, pod_usage, relief, trend, usage_growth
+
+
+def notes(
+    growth: usage_growth.GrowthState,
+    snapshot: NodeSnapshot,
+    verdict: ThresholdVerdict,
+    history: trend.History,
+    *,
+    config: Config,
+) -> tuple[Note, ...]:
+    """That memory outside of pods grows, if it uses up within `lasting_relief.MEMORY_S` what the threshold reserves.
+    `history` is that of the threshold: what has grown a few seconds ago and takes no more now is not said."""
+    reserve = verdict.value
+    if verdict.threshold.signal is not Signal.MEMORY or not reserve:
+        return ()
+    memory_rule = pod_usage.memory_rule(snapshot, config=config)
+    per_s = usage_growth.growth_outside_pods(growth, snapshot, memory_rule=memory_rule)
+    loss_per_s = -(trend.between_neighbours(history) or 0.0)
+    if per_s * lasting_relief.MEMORY_S < reserve or loss_per_s * 2 < per_s:
+        return ()
+    holders = ", ".join(relief.other_holders(Signal.MEMORY, snapshot))
+    text = (
+        f"memory outside of pods grows by {units.format_amount(int(per_s))} a second and uses up "
+        f"{units.format_amount(reserve)} in {reserve / per_s:.0f}s, whatever is evicted"
+    )
+    return (Note(NoteKind.MEMORY, f"{text}; largest holders: {holders}" if holders else text),)
