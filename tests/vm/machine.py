@@ -150,9 +150,16 @@ class Machine:
         )
         done = subprocess.CompletedProcess(line, ran.returncode, ran.stdout.decode(), ran.stderr.decode())
         if check and done.returncode != 0:
-            msg = f"{line}: status {done.returncode}\n{done.stdout}{done.stderr}"
+            msg = f"{line}: status {done.returncode}\n{done.stdout}{done.stderr}{self._end()}"
             raise CommandFailedError(msg)
         return done
+
+    def _end(self) -> str:
+        """How the machine ended; empty while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._qemu.wait(timeout=1)
+            return f"the emulator ended with {status}; the console ended with:\n{self.console()[-4000:]}"
+        return ""
 
     def answers(self) -> bool:
         """Whether a command still runs in it, within a minute."""
