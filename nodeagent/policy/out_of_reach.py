@@ -230,10 +230,10 @@ def _limit_finder(context: ReachContext) -> Callable[[Pod], tuple[Replacement, R
     return find_limit
 
 
-def is_permanent(ranked: RankedPod) -> bool:
-    """Whether the pod is protected by what it is or by the configuration."""
-    kinds = [refusal.code.kind for refusal in ranked.refusals if refusal.code not in _TEMPORARY]
-    return RefusalKind.PROTECTION in kinds
+def lasting_protection(ranked: RankedPod) -> Refusal | None:
+    """The protection of the pod by what it is or by the configuration; None if it has none or one that passes."""
+    lasting = [refusal for refusal in ranked.refusals if refusal.code not in _TEMPORARY]
+    return next((refusal for refusal in lasting if refusal.code.kind is RefusalKind.PROTECTION), None)
 
 
 def is_stuck(backoff: rate_limits.Backoff) -> bool:

@@ -203,9 +203,9 @@ def select_victims(
     selected = _without_short_lived(first, pool, ranked_pods, terms)
     protected = _protected_cause(selected, ranked_pods, terms)
     if protected:
-        growth = sum(_growth_within_horizon(pod, terms) for pod in protected)
+        growth = sum(_growth_within_horizon(pod, terms) for pod, _ in protected)
         if sum(_relief(pod) for pod in selected) < terms.deficit + growth:
-            return Selection((), limit_state, (_protected_cause_refusal(protected[0], ranked_pods, selected, terms),))
+            return Selection((), limit_state, (_protected_cause_refusal(*protected[0], ranked_pods, selected, terms),))
     largest = max((_relief(pod) for pod in selected), default=0)
     replaceable = [each for each in out_of_reach if each.replacement is Replacement.IF_SUFFICIENT]
     larger = [each for each in replaceable if each.amount > largest]
@@ -237,26 +237,35 @@ def _without_short_lived(
     return _select(growing, terms.deficit, terms) if growing else selected
 
 
-def _protected_cause(selected: Sequence[RankedPod], ranked_pods: RankedPods, terms: SelectionTerms) -> list[RankedPod]:
-    """The protected pods whose growth is at least half of the loss of the signal, the fastest first; none if the
-    selected pods grow at least half as fast. A pod within its request is entitled to what it takes."""
+def _protected_cause(
+    selected: Sequence[RankedPod], ranked_pods: RankedPods, terms: SelectionTerms
+) -> list[tuple[RankedPod, Refusal]]:
+    """The protected pods whose growth is at least half of the loss of the signal, the fastest first, each with its
+    protection; none if the selected pods grow at least half as fast. A pod within its request is entitled to what it
+    takes."""
     if terms.first_only or not terms.expected_loss:
         return []
     growing = [
-        pod
+        (pod, protection)
         for pod in ranked_pods.pods
-        if out_of_reach.is_permanent(pod) and lasting_relief.over_request(pod) and _growth_within_horizon(pod, terms)
+        if (protection := out_of_reach.lasting_protection(pod)) is not None
+        and lasting_relief.over_request(pod)
+        and _growth_within_horizon(pod, terms)
     ]
-    growth = sum(_growth_within_horizon(pod, terms) for pod in growing)
+    growth = sum(_growth_within_horizon(pod, terms) for pod, _ in growing)
     if growth * 2 < terms.expected_loss or sum(_growth_within_horizon(pod, terms) for pod in selected) * 2 >= growth:
         return []
-    return sorted(growing, key=lambda pod: -_growth_within_horizon(pod, terms))
+    return sorted(growing, key=lambda each: -_growth_within_horizon(each[0], terms))
 
 
 def _protected_cause_refusal(
-    fastest: RankedPod, ranked_pods: RankedPods, selected: Sequence[RankedPod], terms: SelectionTerms
+    fastest: RankedPod,
+    protection: Refusal,
+    ranked_pods: RankedPods,
+    selected: Sequence[RankedPod],
+    terms: SelectionTerms,
 ) -> Refusal:
-    unit, protection = SIGNAL_TABLE[ranked_pods.signal].unit, fastest.refusals[0]
+    unit = SIGNAL_TABLE[ranked_pods.signal].unit
     per_s = units.format_amount(int(_growth_within_horizon(fastest, terms) / LOSS_HORIZON_S), unit)
     freed = units.format_amount(sum(_relief(pod) for pod in selected), unit)
     return Refusal(

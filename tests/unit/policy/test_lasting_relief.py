@@ -17,6 +17,7 @@ from nodeagent.model import (
     DiskUsageQuality,
     Observation,
     Plan,
+    PodSource,
     PodView,
     QOSClass,
     RankedPod,
@@ -128,6 +129,14 @@ def test_no_pod_is_evicted_for_a_protected_leak_that_would_take_what_it_frees_wi
     assert refusal.code is RefusalCode.OUT_OF_REACH
     assert refusal.message.startswith("memory.available: kube-system/leak grows by 25Mi a second and is out of reach (")
     assert refusal.message.endswith(" last for less than 60s: no other pod is evicted in its place")
+
+
+def test_the_refusal_names_the_protection_that_lasts_and_not_one_that_passes() -> None:
+    leak = Leak(25.0, more={"namespace": "kube-system", "source": PodSource.HOST})
+    last = list(plans(leak, beside=SMALL))[-1]
+    codes = next([each.code for each in pod.refusals] for pod in last.ranking if pod.view.pod.name == "leak")
+    assert codes == [RefusalCode.UNKNOWN_POD, RefusalCode.NAMESPACE]
+    assert " is out of reach (namespace: " in last.refusals[0].message
 
 
 def test_beside_a_protected_leak_a_pod_is_evicted_that_frees_enough_for_a_minute() -> None:
