@@ -210,10 +210,10 @@ class SampleRecorder:
         """True if the thread has taken every sample."""
         return not self._queue
 
-    def stop(self) -> None:
-        """Write what waits, at most for `STOP_S`."""
+    def stop(self, *, within_s: float = STOP_S) -> None:
+        """Write what waits, if that takes no longer."""
         self._queue.close()
-        workers.join(self._thread, STOP_S)
+        workers.join(self._thread, within_s)
 
     def _run(self) -> None:
         while (entry := self._queue.take()) is not None:

@@ -46,7 +46,7 @@ def test_samples_after_a_reload_have_a_header_with_the_new_configuration(tmp_pat
     found.start()
     for number, config in enumerate([first, first, loaded(tmp_path), second, second, first]):
         record(found, number, config)
-    found.stop()
+    found.stop(within_s=60)
     before, after, again = parts(tmp_path)
     assert [each[1] for each in (before, after, again)] == [[0, 1, 2], [3, 4], [5]], (
         "an equal configuration is no new one"
@@ -59,7 +59,7 @@ def test_the_first_header_has_what_is_known_at_the_first_sample(tmp_path: Path) 
     found = opened(loaded(tmp_path))
     found.start()
     record(found, 0, loaded(tmp_path, "mode: enforce\n"))
-    found.stop()
+    found.stop(within_s=60)
     (header,) = open_recording(tmp_path).headers
     assert "mode: enforce" in header.configuration
 
@@ -85,6 +85,6 @@ def test_samples_that_waited_for_a_disk_keep_the_configuration_of_their_time(tmp
     assert "File exists" in found.notes()[0].message
     blocked.unlink()
     now += 31
-    found.stop()
+    found.stop(within_s=60)
     assert parts(tmp_path) == [("dry-run", [0, 1]), ("enforce", [2]), ("dry-run", [3])]
     assert found.counts().dropped == 0

@@ -63,7 +63,7 @@ def test_samples_are_read_back_while_the_recorder_runs_and_after_it_stopped(tmp_
         found.record(sample)
     settle(found, 40)
     assert recorded(tmp_path / "samples") == samples
-    found.stop()
+    found.stop(within_s=60)
     assert recorded(tmp_path / "samples") == samples
     assert found.counts().failures == 0
     assert found.notes() == ()
@@ -81,7 +81,7 @@ def test_the_recording_stays_within_its_bound_and_keeps_the_newest(tmp_path: Pat
         if index % 20 == 0:
             settle(found, index + 1)
             assert size_of(tmp_path) <= most
-    found.stop()
+    found.stop(within_s=60)
     assert size_of(tmp_path) <= most
     kept = recorded(tmp_path)
     assert kept == samples[-len(kept) :]
@@ -96,7 +96,7 @@ def test_a_header_that_is_larger_than_a_segment_leaves_a_recording(tmp_path: Pat
     for sample in samples:
         found.record(sample)
     settle(found, 40)
-    found.stop()
+    found.stop(within_s=60)
     assert recorded(tmp_path) == samples
     assert len(list(tmp_path.iterdir())) <= 4
 
@@ -111,7 +111,7 @@ def test_a_restart_begins_a_segment_of_its_own_and_keeps_the_old_ones(tmp_path: 
         found = recorder(tmp_path)
         for sample in part:
             found.record(sample)
-        found.stop()
+        found.stop(within_s=60)
     assert recorded(tmp_path) == samples
     assert len(open_recording(tmp_path).headers) == 1  # the same header three times
 
@@ -186,7 +186,7 @@ def test_between_decisions_signals_near_a_threshold_are_recorded_once_a_second(
         at = sample.at + step / 10
         node = nodes.snapshot(at=at, available={Signal.MEMORY: available - step * nodes.MI})
         found.record_between(node)
-    found.stop()
+    found.stop(within_s=60)
     read = recorded(tmp_path)
     assert len(read) == min(samples, 4 if samples > 1 else 1) or len(read) == samples
     assert all(each.snapshot.pods == read[0].snapshot.pods for each in read)
@@ -204,7 +204,7 @@ def test_a_recorder_without_its_thread_keeps_the_newest_and_the_gap_is_in_the_re
     found.start()
     settle(found, 36)
     found.record(exact(1, start=200)[0])
-    found.stop()
+    found.stop(within_s=60)
     after_the_gap = samples[64]._replace(dropped=64)
     assert recorded(tmp_path) == [after_the_gap, *samples[65:], exact(1, start=200)[0]]
 
@@ -262,7 +262,7 @@ def test_a_defect_in_the_thread_costs_a_group_and_is_counted_and_noted(tmp_path:
     headers.append(HEADER)
     for sample in samples[3:]:
         found.record(sample)
-    found.stop()
+    found.stop(within_s=60)
     counts = found.counts()
     assert (counts.samples, counts.dropped) == (6, 3)
     assert recorded(tmp_path) == samples[3:]
@@ -306,7 +306,7 @@ def test_a_full_disk_keeps_samples_in_memory_until_it_has_space_again(small_disk
     settle(found, 60)
     assert found.notes() == ()
     assert recorded(small_disk / "samples") == samples
-    found.stop()
+    found.stop(within_s=60)
     assert recorded(small_disk / "samples") == samples
 
 
@@ -337,7 +337,7 @@ def test_a_disk_that_fills_during_a_write_loses_nothing(small_disk: Path) -> Non
     clock.now += 31
     for sample in samples[40:]:
         found.record(sample)
-    found.stop()
+    found.stop(within_s=60)
     assert recorded(small_disk / "samples") == samples
 
 
@@ -353,7 +353,7 @@ def test_a_threshold_that_is_met_on_the_recorders_disk_keeps_samples_in_memory(t
         Note(found.notes()[0].kind, "samples stay in memory: the recorder's file system is below a threshold"),
     )
     assert not (tmp_path / "samples").exists()
-    found.stop()
+    found.stop(within_s=60)
 
 
 def test_a_directory_that_cannot_be_written_is_one_note(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_directory_that_cannot_be_written_is_one_note(tmp_path: Path) -> None:
         found.record(sample)
     settle(found, 5)
     assert "Not a directory" in found.notes()[0].message
-    found.stop()
+    found.stop(within_s=60)
 
 
 def test_what_waits_in_memory_is_bounded(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_what_waits_in_memory_is_bounded(tmp_path: Path) -> None:
         if index % 32 == 0:
             settle(found, index + 1)
     assert 0 < found.counts().memory_bytes <= 3 << 20
-    found.stop()
+    found.stop(within_s=60)
 
 
 # --- links and strangers ---------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_a_directory_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     found.record(recorded_samples.sample())
     settle(found, 1)
     assert "a symbolic link, not a directory" in found.notes()[0].message
-    found.stop()
+    found.stop(within_s=60)
     assert list(target.iterdir()) == []
 
 
@@ -405,7 +405,7 @@ def test_a_link_at_the_name_of_a_segment_is_not_followed(tmp_path: Path) -> None
     (directory / "samples-1-tail.rec").symlink_to(victim)
     found = recorder(directory)
     found.record(recorded_samples.sample())
-    found.stop()
+    found.stop(within_s=60)
     assert victim.read_text() == "precious"
 
 
@@ -417,7 +417,7 @@ def test_a_file_with_a_huge_number_does_not_end_the_recording(tmp_path: Path, na
         found.record(exact(1, start=index)[0])
         settle(found, 1)
         assert found.notes() == ()
-        found.stop()
+        found.stop(within_s=60)
     read = [round(sample.at - nodes.NOW) for sample in open_recording(tmp_path).samples()]
     assert read == [0, 1, 2]
 
@@ -431,7 +431,7 @@ def test_a_directory_in_place_of_a_segment_is_ignored_and_noted(tmp_path: Path) 
         found.record(sample)
     settle(found, 3)
     assert "is no file of the recorder and is ignored" in found.notes()[0].message
-    found.stop()
+    found.stop(within_s=60)
     assert sorted(each.name for each in tmp_path.iterdir()) == [
         "samples-1.rec",
         "samples-2-tail.rec",
@@ -454,10 +454,10 @@ def test_the_second_process_in_a_directory_keeps_its_samples_in_memory_until_the
     [note] = second.notes()
     assert note.message == f"samples stay in memory: {tmp_path}: another process records in this directory"
     assert len(list(tmp_path.glob("samples-*.rec"))) == 2
-    first.stop()
+    first.stop(within_s=60)
     clock.now += 31
     second.record(samples[7])
-    second.stop()
+    second.stop(within_s=60)
     assert second.notes() == ()
     assert recorded(tmp_path) == samples
 
@@ -468,7 +468,7 @@ def test_other_files_in_the_directory_are_never_removed(tmp_path: Path) -> None:
     found = recorder(tmp_path, max_bytes=1 << 20)
     for sample in exact(10):
         found.record(sample)
-    found.stop()
+    found.stop(within_s=60)
     assert (tmp_path / "notes.txt").exists()
     assert (tmp_path / "samples-x.rec").exists()
 
@@ -487,7 +487,7 @@ def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
     clock.now += 31
     for sample in samples[10:]:
         found.record(sample)
-    found.stop()
+    found.stop(within_s=60)
     assert recorded(directory) == samples
 
 
@@ -498,5 +498,5 @@ def test_names_that_are_not_utf_8_are_recorded(tmp_path: Path) -> None:
     assert header.node
     views = (nodes.view("bad-\udcff"), *sample.snapshot.pods)
     found.record(sample._replace(snapshot=sample.snapshot._replace(pods=views)))
-    found.stop()
+    found.stop(within_s=60)
     assert recorded(tmp_path)[0].snapshot.pods[0].pod.name == "bad-\\udcff"
