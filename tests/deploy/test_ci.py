@@ -122,9 +122,9 @@ def test_the_readme_names_one_test_command_and_it_is_pytest() -> None:
 
 def test_with_several_workers_what_would_disturb_each_other_is_one_group() -> None:
     of = scheduler.group_of
-    assert of("tests/agent/test_a.py::test") == of("tests/scenarios/test_b.py::test") == "newer machine and agents"
+    assert of("tests/agent/test_a.py::test") == of("tests/scenarios/test_b.py::test") == "agents"
     assert of("tests/vm/test_a.py::test") == of("tests/vm/test_service.py::test[systemd 252]") == "older machine"
-    assert of("tests/vm/test_service.py::test[systemd 257-x]") == "newer machine and agents"
+    assert of("tests/vm/test_service.py::test[systemd 257-x]") == "newer machine"
     assert of("tests/unit/test_a.py::test") != of("tests/unit/test_b.py::test[systemd 257]")
 
 
@@ -134,7 +134,7 @@ def test_with_several_workers_one_boots_the_newer_machine_and_builds_the_image()
         module = f"tests/vm/{path.name}"
         for name, arguments in re.findall(r"^def (\w+)\((.*?)\) ->", path.read_text("utf-8"), re.MULTILINE | re.DOTALL):
             if re.search(r"newer_machine|agent_image", arguments):
-                assert scheduler.group_of(f"{module}::{name}") == "newer machine and agents", f"{module}::{name}"
+                assert scheduler.group_of(f"{module}::{name}") == "newer machine", f"{module}::{name}"
 
 
 def test_with_several_workers_what_runs_beside_the_groups_gives_way_to_them() -> None:

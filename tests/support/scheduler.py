@@ -1,4 +1,4 @@
-"""Which tests run beside each other when pytest-xdist runs several at once (`pytest -n 3`).
+"""Which tests run beside each other when pytest-xdist runs several at once (`pytest -n 4`).
 
 Promises:
 
@@ -6,8 +6,8 @@ Promises:
    groups, for its two machines.
 2. What would disturb each other is one group: the tests that start agents and fill pods of real cgroups, with those
    that count every fork of the machine; those in one virtual machine. One group builds the DaemonSet's image. It has an
-   older machine of its own for that, and takes other modules of older machines too, so that both groups end together.
-3. The groups that take longest start first. They wait much: the tests of no group run beside them, with the CPU time
+   older machine of its own for that, and takes other modules of older machines too, so that all groups end together.
+3. The groups, which take longest, start first. They wait much: the tests of no group run beside them, with the CPU time
    that they leave.
 4. The names of tests stay as they are without xdist, so that `--last-failed` finds them.
 """
@@ -19,24 +19,25 @@ from typing import Any, Final
 
 import pytest
 
+AGENTS: Final = "agents"
 OLDER_MACHINE: Final = "older machine"
-NEWER_MACHINE_AND_AGENTS: Final = "newer machine and agents"
+NEWER_MACHINE: Final = "newer machine"
 GROUPS: Final = (
     (
         re.compile(
-            r"tests/vm/test_(container|daemonset_ramps|imagefs|memory_protection|release_image)\.py"
-            r"|tests/vm/.*(newer_machine|\[systemd 257)"
+            r"tests/vm/test_(container|daemonset_ramps|imagefs|images|memory_protection|own_limit|pressure"
+            r"|release_image|swap)\.py|tests/vm/.*(newer_machine|\[systemd 257)"
         ),
-        NEWER_MACHINE_AND_AGENTS,
+        NEWER_MACHINE,
     ),
     (re.compile(r"tests/vm/"), OLDER_MACHINE),
     (
         re.compile(r"tests/(agent|scenarios)/|tests/unit/sampling/events/test_(fork_meter|process_connector)\.py"),
-        NEWER_MACHINE_AND_AGENTS,
+        AGENTS,
     ),
 )
 """The group of the tests whose names match: the first that does."""
-LONGEST_FIRST: Final = (NEWER_MACHINE_AND_AGENTS, OLDER_MACHINE)
+LONGEST_FIRST: Final = (OLDER_MACHINE, AGENTS, NEWER_MACHINE)
 GIVES_WAY: Final = 5
 """The nice value of the tests of no group: a third of the CPU time of those of a group, if both want all of it."""
 
