@@ -32,7 +32,7 @@ def notes(
         return ()
     holders = ", ".join(relief.other_holders(Signal.MEMORY, snapshot))
     text = (
-        f"memory outside of pods grows by {units.format_amount(int(per_s))} a second and uses up "
-        f"{units.format_amount(reserve)} in {reserve / per_s:.0f}s, whatever is evicted"
+        f"memory outside of pods grows by {units.format_amount(int(per_s))} a second: whatever is evicted, it uses up "
+        f"the threshold's {units.format_amount(reserve)} in {reserve / per_s:.0f}s"
     )
     return (Note(NoteKind.MEMORY, f"{text}; largest holders: {holders}" if holders else text),)

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from tests.vm.disks import free, watched
-from tests.vm.machine import Machine
+from tests.vm.machine import Machine, wait_for_text
 from tests.vm.pods import go, start_pod
 from tests.vm.published import raised, raised_before_the_eviction
 from tests.vm.ramps import MIB, Node
@@ -87,6 +87,7 @@ def test_where_one_victim_is_not_enough_several_are_evicted_in_order_and_their_r
         assert node.wait_until_ended(bloated), node.log()
         assert node.wait_until_ended(bulky), node.log()
         assert node.observer.report()["oom_kills"] == 0
+        assert "memory outside of pods grows" not in node.log()
         logged = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
         going = [line for line in logged if line["event"] == "evicting"]
         assert [line["pod"] for line in going] == ["shop/bloated", "shop/bulky"], "the larger one first"
@@ -98,6 +99,33 @@ def test_where_one_victim_is_not_enough_several_are_evicted_in_order_and_their_r
     [relief] = decision["reliefs"]
     assert relief["predicted"] == predicted
     assert 0.8 * predicted < relief["measured"] < 1.2 * predicted
+
+
+GROWS_OUTSIDE: Final = """
+import time
+def left():
+    return next(int(line.split()[1]) // 1024 for line in open("/proc/meminfo") if line.startswith("MemAvailable"))
+held = [b"1" * ((left() - 700) << 20)]
+while left() > 200:
+    held.append(b"1" * (5 << 20))
+    time.sleep(0.5)
+time.sleep(300)
+"""
+"""Takes memory down to 700 MiB at once, and 10 MiB a second from there."""
+
+
+def test_memory_that_a_service_of_the_host_takes_is_named(node: Node) -> None:
+    node.start_agent(mode="dry-run")
+    with node.cast() as cast:
+        cast.add(start_pod(node.machine, "idle", work="hold 200 1"))
+        node.machine.run("sleep 12")  # a calm agent reads the pods every 10 s
+        node.machine.run(["systemd-run", "--quiet", "--unit=growing", "python3", "-c", GROWS_OUTSIDE])
+        try:
+            log = wait_for_text(node.log, "memory outside of pods grows by ")
+        finally:
+            node.machine.run("systemctl stop growing.service")
+    (note,) = [line for line in log.splitlines() if "memory outside of pods grows by " in line]
+    assert "; largest holders: /system.slice/growing.service " in json.loads(note)["message"], note
 
 
 def test_what_a_pod_writes_to_a_volume_in_memory_is_its_memory(node: Node) -> None:

@@ -43,6 +43,7 @@ def escalation(brake: str) -> dict[str, Any]:
 def assert_won(result: Result) -> None:
     seen = (result.oom_kills, result.victims, result.alive)
     assert seen == (0, ("bloated",), frozenset({"chill"})), f"{result._replace(log='')}\n{result.log}"
+    assert "memory outside of pods grows" not in result.log, result.log
 
 
 @pytest.mark.parametrize("ramp", GENTLE, ids=lambda ramp: f"{ramp.mib_per_s} MiB a second")

@@ -58,8 +58,8 @@ def test_a_service_of_the_host_that_grows_is_named() -> None:
     plans = decide(of_service(mib_per_s=20.0))
     assert evicts(plans)
     assert outside_notes(plans)[0].startswith(
-        "memory outside of pods grows by 20Mi a second and uses up 200Mi in 10s, whatever is evicted; largest holders: "
-        "/system.slice/backup.service 4.81Gi, pods 3Gi"
+        "memory outside of pods grows by 20Mi a second: whatever is evicted, it uses up the threshold's 200Mi in "
+        "10s; largest holders: /system.slice/backup.service 4.81Gi, pods 3Gi"
     )
 
 
