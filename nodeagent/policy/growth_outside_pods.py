@@ -7,9 +7,11 @@ are used up: `host_zombies` and `fresh_usage` evict nobody there.) But the cause
 it.
 """
 
+import math
+
 from nodeagent.config.schema import Config
 from nodeagent.model import NodeSnapshot, Note, NoteKind, Signal, ThresholdVerdict, units
-from nodeagent.policy import lasting_relief, pod_usage, relief, trend, usage_growth
+from nodeagent.policy import lasting_relief, plausibility, pod_usage, trend, usage_growth
 
 
 def notes(
@@ -30,9 +32,17 @@ def notes(
     loss_per_s = -(trend.between_neighbours(history) or 0.0)
     if per_s * lasting_relief.MEMORY_S < reserve or loss_per_s * 2 < per_s:
         return ()
-    holders = ", ".join(relief.other_holders(Signal.MEMORY, snapshot))
+    about = units.format_amount(1 << round(math.log2(per_s)))
+    largest = _largest_holder(snapshot)
     text = (
-        f"memory outside of pods grows by {units.format_amount(int(per_s))} a second: whatever is evicted, it uses up "
-        f"the threshold's {units.format_amount(reserve)} in {reserve / per_s:.0f}s"
+        f"memory outside of pods grows by about {about} a second: whatever is evicted, it uses up the threshold's "
+        f"{units.format_amount(reserve)} in {reserve / per_s:.0f}s{f'; most is in {largest}' if largest else ''}"
     )
-    return (Note(NoteKind.MEMORY, f"{text}; largest holders: {holders}" if holders else text),)
+    return (Note(NoteKind.MEMORY, text),)
+
+
+def _largest_holder(snapshot: NodeSnapshot) -> str:
+    """Empty if it is unknown. Without its amount, which differs each time: the log has a note once."""
+    groups = [(plausibility.plausible(each.memory_working_set) or 0, each.path) for each in snapshot.cgroups]
+    slab = plausibility.plausible(snapshot.memory.slab_unreclaimable) if snapshot.memory is not None else None
+    return max([*groups, (slab, "slab") if slab else (0, "")])[1]

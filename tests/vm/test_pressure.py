@@ -115,7 +115,7 @@ time.sleep(300)
 
 
 def test_memory_that_a_service_of_the_host_takes_is_named(node: Node) -> None:
-    node.start_agent(mode="dry-run")
+    node.start_agent()
     with node.cast() as cast:
         cast.add(start_pod(node.machine, "idle", work="hold 200 1"))
         node.machine.run("sleep 12")  # a calm agent reads the pods every 10 s
@@ -124,8 +124,9 @@ def test_memory_that_a_service_of_the_host_takes_is_named(node: Node) -> None:
             log = wait_for_text(node.log, "memory outside of pods grows by ")
         finally:
             node.machine.run("systemctl stop growing.service")
-    (note,) = [line for line in log.splitlines() if "memory outside of pods grows by " in line]
-    assert "; largest holders: /system.slice/growing.service " in json.loads(note)["message"], note
+    notes = [line for line in log.splitlines() if "memory outside of pods grows by " in line]
+    assert len(notes) <= 2, notes  # about 8Mi, or about 16Mi
+    assert json.loads(notes[0])["message"].endswith("; most is in /system.slice/growing.service"), notes
 
 
 def test_what_a_pod_writes_to_a_volume_in_memory_is_its_memory(node: Node) -> None:

@@ -57,10 +57,21 @@ def of_service(*, mib_per_s: float, seconds: int = 30, idle: PodView = IDLE) -> 
 def test_a_service_of_the_host_that_grows_is_named() -> None:
     plans = decide(of_service(mib_per_s=20.0))
     assert evicts(plans)
-    assert outside_notes(plans)[0].startswith(
-        "memory outside of pods grows by 20Mi a second: whatever is evicted, it uses up the threshold's 200Mi in "
-        "10s; largest holders: /system.slice/backup.service 4.81Gi, pods 3Gi"
+    assert outside_notes(plans)[0] == (
+        "memory outside of pods grows by about 16Mi a second: whatever is evicted, it uses up the threshold's 200Mi in "
+        "10s; most is in /system.slice/backup.service"
     )
+
+
+def test_the_kernel_is_named_where_it_holds_more_than_any_service() -> None:
+    snapshots = of_service(mib_per_s=20.0)
+    slab = [
+        each._replace(memory=each.memory._replace(slab_unreclaimable=6 * GI) if each.memory else None)
+        for each in snapshots
+    ]
+    assert outside_notes(decide(slab))[0].endswith("; most is in slab")
+    unknown = [each._replace(cgroups=(), memory=None) for each in snapshots]
+    assert outside_notes(decide(unknown))[0].endswith(" in 10s")
 
 
 @pytest.mark.parametrize(("mib_per_s", "said"), [(0.6, False), (0.7, True)])
