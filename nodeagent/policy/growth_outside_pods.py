@@ -32,7 +32,7 @@ def notes(
     loss_per_s = -(trend.between_neighbours(history) or 0.0)
     if per_s * lasting_relief.MEMORY_S < reserve or loss_per_s * 2 < per_s:
         return ()
-    about = units.format_amount(1 << round(math.log2(per_s)))
+    about = units.format_amount(1 << round(math.log2(max(1.0, per_s))))
     largest = _largest_holder(snapshot)
     text = (
         f"memory outside of pods grows by about {about} a second: whatever is evicted, it uses up the threshold's "

@@ -63,6 +63,17 @@ def test_a_service_of_the_host_that_grows_is_named() -> None:
     )
 
 
+def test_growth_of_less_than_a_byte_a_second_above_a_threshold_of_bytes_is_said_too() -> None:
+    snapshots = [
+        node(service_mib=1.0, available_mib=(40 - second) / MI, at=NOW + 4.0 * second)._replace(
+            cgroups=(CgroupUsage("/system.slice/backup.service", second, 9),)
+        )
+        for second in range(30)
+    ]
+    plans = decide(snapshots, config=nodes.config(nodes.hard(Signal.MEMORY, 30, memory_model=MemoryModel.LOWER)))
+    assert outside_notes(plans)[0].startswith("memory outside of pods grows by about 1B a second")
+
+
 def test_the_kernel_is_named_where_it_holds_more_than_any_service() -> None:
     snapshots = of_service(mib_per_s=20.0)
     slab = [
