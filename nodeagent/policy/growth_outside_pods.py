@@ -23,14 +23,17 @@ def notes(
     config: Config,
 ) -> tuple[Note, ...]:
     """That memory outside of pods grows, if it uses up within `lasting_relief.MEMORY_S` what the threshold reserves.
-    `history` is that of the threshold: what has grown a few seconds ago and takes no more now is not said."""
+
+    `history` is that of the threshold. The growth is at least half of its present loss: beside a pod that grows, 2% of
+    that was seen outside of pods on a real kernel. What has grown a few seconds ago and takes no more is not said.
+    """
     reserve = verdict.value
     if verdict.threshold.signal is not Signal.MEMORY or not reserve:
         return ()
     memory_rule = pod_usage.memory_rule(snapshot, config=config)
     per_s = usage_growth.growth_outside_pods(growth, snapshot, memory_rule=memory_rule)
     loss_per_s = -(trend.between_neighbours(history) or 0.0)
-    if per_s * lasting_relief.MEMORY_S < reserve or loss_per_s * 2 < per_s:
+    if per_s * lasting_relief.MEMORY_S < reserve or not loss_per_s / 2 <= per_s <= loss_per_s * 2:
         return ()
     about = units.format_amount(1 << round(math.log2(max(1.0, per_s))))
     largest = _largest_holder(snapshot)

@@ -105,6 +105,18 @@ def test_growth_of_a_pod_is_none_of_the_host(mib_per_s: float) -> None:
     assert outside_notes(plans) == []
 
 
+@pytest.mark.parametrize(("outside_mib_per_s", "said"), [(1.0, False), (45.0, False), (55.0, True)])
+def test_beside_a_pod_that_grows_it_is_said_if_it_is_most_of_the_loss(outside_mib_per_s: float, said: bool) -> None:
+    snapshots = []
+    for second in range(31):
+        leak = nodes.view("leak", (2000 + 50 * (second - 30)) * MI)
+        service = TOTAL // MI - 3072 - 2000 - 150 + outside_mib_per_s * (second - 30)
+        snapshots.append(node(IDLE, leak, service_mib=service, at=NOW + second))
+    plans = decide(snapshots)
+    assert evicts(plans)
+    assert bool(outside_notes(plans)) is said
+
+
 def test_a_pod_that_starts_and_one_that_ends_are_none_of_the_host() -> None:
     snapshots = []
     for second in range(31):
