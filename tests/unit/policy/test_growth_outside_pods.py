@@ -154,6 +154,15 @@ def test_a_step_is_no_growth() -> None:
     assert outside_notes(plans) == []
 
 
+def test_memory_that_swings_outside_of_pods_is_no_growth() -> None:
+    """It has not grown since the last time that it was as high."""
+    most = TOTAL // MI - 3072 - 150
+    snapshots = [node(IDLE, service_mib=most - 20 * (11 - second % 12), at=NOW + second) for second in range(60)]
+    plans = decide(snapshots)
+    assert evicts(plans)
+    assert outside_notes(plans[24:]) == []
+
+
 def test_beside_a_running_pod_of_unknown_usage_nothing_is_said() -> None:
     unread = nodes.view("unread", 0, usage_more={"memory_working_set": None, "memory_unreclaimable": None})
     snapshots = [each._replace(pods=(*each.pods, unread)) for each in of_service(mib_per_s=20.0)]
