@@ -24,8 +24,9 @@ def notes(
 ) -> tuple[Note, ...]:
     """That memory outside of pods grows, if it uses up within `lasting_relief.MEMORY_S` what the threshold reserves.
 
-    `history` is that of the threshold. The growth is at least half of its present loss: beside a pod that grows, 2% of
-    that was seen outside of pods on a real kernel. What has grown a few seconds ago and takes no more is not said.
+    `history` is that of the threshold. The growth is at least half of its present loss: while a pod grew by 50 MiB a
+    second, 1 MiB a second was seen outside of pods on a real kernel. What grew a few seconds ago and takes no more is
+    not said.
     """
     reserve = verdict.value
     if verdict.threshold.signal is not Signal.MEMORY or not reserve:
@@ -36,12 +37,12 @@ def notes(
     if per_s * lasting_relief.MEMORY_S < reserve or not loss_per_s / 2 <= per_s <= loss_per_s * 2:
         return ()
     about = units.format_amount(1 << round(math.log2(max(1.0, per_s))))
-    largest = _largest_holder(snapshot)
     text = (
         f"memory outside of pods grows by about {about} a second: whatever is evicted, it uses up the threshold's "
-        f"{units.format_amount(reserve)} in {reserve / per_s:.0f}s{f'; most is in {largest}' if largest else ''}"
+        f"{units.format_amount(reserve)} in {reserve / per_s:.0f}s"
     )
-    return (Note(NoteKind.MEMORY, text),)
+    largest = _largest_holder(snapshot)
+    return (Note(NoteKind.MEMORY, f"{text}; the largest holder is {largest}" if largest else text),)
 
 
 def _largest_holder(snapshot: NodeSnapshot) -> str:

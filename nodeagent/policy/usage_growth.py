@@ -3,7 +3,8 @@
 Theory of operation. `record_sample` keeps some samples of memory and PIDs, and two complete disk walks of each pod, at
 least `SAMPLE_DISTANCE_S` apart. Memory and PIDs grow from the newer kept sample that is old enough; inodes grow from
 one walk to the next; bytes on disk grow by the pod's write rate, because its walks are far apart. PIDs also count the
-fork rate, because no sample contains children that live for milliseconds.
+fork rate, because no sample contains children that live for milliseconds. Each sample also keeps the memory that is in
+use and in no pod.
 """
 
 from collections.abc import Callable, Mapping
@@ -110,8 +111,11 @@ def record_sample(
 
 
 def memory_outside_pods(snapshot: NodeSnapshot, memory_rule: MemoryRule) -> int | None:
-    """The bytes of memory that are in use and in no pod, with the same error in each sample. None: unknown, also where
-    the page cache of the pods counts, which outgrows and gives way to the rest of the node."""
+    """The bytes of memory that are in use and in no pod (MemTotal - MemAvailable - pods). Only differences between
+    samples mean something: MemAvailable is an estimate.
+
+    None: unknown. So it is where page cache counts as usage of the pods, because MemAvailable counts it as free.
+    """
     memory = snapshot.mem_available
     available, capacity = (plausibility.plausible(each) for each in (memory.available, memory.capacity))
     if memory_rule.page_cache or available is None or capacity is None:

@@ -126,7 +126,7 @@ def test_memory_that_a_service_of_the_host_takes_is_named(node: Node) -> None:
             node.machine.run("systemctl stop growing.service")
     notes = [line for line in log.splitlines() if "memory outside of pods grows by " in line]
     assert len(notes) <= 2, notes  # about 8Mi, or about 16Mi
-    assert json.loads(notes[0])["message"].endswith("; most is in /system.slice/growing.service"), notes
+    assert json.loads(notes[0])["message"].endswith("; the largest holder is /system.slice/growing.service"), notes
 
 
 def test_what_a_pod_writes_to_a_volume_in_memory_is_its_memory(node: Node) -> None:

@@ -46,12 +46,10 @@ def evicts(plans: list[Plan]) -> bool:
     return any(plan.victims for plan in plans)
 
 
-def of_service(*, mib_per_s: float, seconds: int = 30, idle: PodView = IDLE) -> list[NodeSnapshot]:
+def of_service(*, mib_per_s: float) -> list[NodeSnapshot]:
     """The service grows, until 150Mi of the node are left and pods are evicted."""
     most = (TOTAL - 3 * GI) // MI - 150
-    return [
-        node(idle, service_mib=most - mib_per_s * (seconds - second), at=NOW + second) for second in range(seconds + 1)
-    ]
+    return [node(IDLE, service_mib=most - mib_per_s * (30 - second), at=NOW + second) for second in range(31)]
 
 
 def test_a_service_of_the_host_that_grows_is_named() -> None:
@@ -59,7 +57,7 @@ def test_a_service_of_the_host_that_grows_is_named() -> None:
     assert evicts(plans)
     assert outside_notes(plans)[0] == (
         "memory outside of pods grows by about 16Mi a second: whatever is evicted, it uses up the threshold's 200Mi in "
-        "10s; most is in /system.slice/backup.service"
+        "10s; the largest holder is /system.slice/backup.service"
     )
 
 
@@ -80,7 +78,7 @@ def test_the_kernel_is_named_where_it_holds_more_than_any_service() -> None:
         each._replace(memory=each.memory._replace(slab_unreclaimable=6 * GI) if each.memory else None)
         for each in snapshots
     ]
-    assert outside_notes(decide(slab))[0].endswith("; most is in slab")
+    assert outside_notes(decide(slab))[0].endswith("; the largest holder is slab")
     unknown = [each._replace(cgroups=(), memory=None) for each in snapshots]
     assert outside_notes(decide(unknown))[0].endswith(" in 10s")
 
