@@ -25,7 +25,7 @@ from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import Amount, EvictionRequestOrder, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
 from tests.fake_kube import ApiServer, pod
-from tests.support.manifests import Document, direct_rights, document_of, documents
+from tests.support.manifests import Document, direct_rights, document_of, documents, read_documents
 from tests.support.paths import REPOSITORY
 
 celpy = pytest.importorskip("celpy", reason="needs cel-python (dependency group test)")
@@ -83,10 +83,14 @@ def request(
     }
 
 
-def evaluate(expression: str, known: dict[str, Any]) -> Any:
+@functools.cache
+def compiled(expression: str) -> Any:
     environment = celpy.Environment()
-    program = environment.program(environment.compile(expression))
-    return program.evaluate({name: celpy.json_to_cel(value) for name, value in known.items()})
+    return environment.program(environment.compile(expression))
+
+
+def evaluate(expression: str, known: dict[str, Any]) -> Any:
+    return compiled(expression).evaluate({name: celpy.json_to_cel(value) for name, value in known.items()})
 
 
 def matches(policy: Document, asked: Document) -> bool:
@@ -144,15 +148,15 @@ def denied(asked: Document, old: Document | None, new: Document | None, made: li
 
 
 def leases() -> list[Document]:
-    return list(yaml.safe_load_all((REPOSITORY / "examples" / "fleet-leases.yaml").read_text(encoding="utf-8")))
+    return read_documents(REPOSITORY / "examples" / "fleet-leases.yaml")
 
 
 def eviction_request_rights() -> list[Document]:
-    return list(yaml.safe_load_all((REPOSITORY / "examples" / "eviction-request.yaml").read_text(encoding="utf-8")))
+    return read_documents(REPOSITORY / "examples" / "eviction-request.yaml")
 
 
 def resizes() -> list[Document]:
-    return list(yaml.safe_load_all((REPOSITORY / "examples" / "resize.yaml").read_text(encoding="utf-8")))
+    return read_documents(REPOSITORY / "examples" / "resize.yaml")
 
 
 def changed(node: Document, part: str, **values: Any) -> Document:

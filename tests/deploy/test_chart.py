@@ -1,6 +1,7 @@
 """The chart installs what daemonset.yaml installs; an option changes what it says."""
 
 import copy
+import functools
 import json
 import os
 import shutil
@@ -27,6 +28,8 @@ from tests.support.manifests import (
     config_of,
     container,
     manifest,
+    parse_documents,
+    read_documents,
     with_brake,
     with_oom_scores,
     with_selinux,
@@ -61,12 +64,20 @@ class RenderError(Exception):
     """What helm prints."""
 
 
+@functools.cache
+def schema() -> jsonschema.protocols.Validator:
+    read = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    kind = jsonschema.validators.validator_for(read)
+    kind.check_schema(read)
+    return kind(read)
+
+
 @pytest.fixture
 def render(engine: Path) -> Render:
     def rendered(*, namespace: str = "nodeagent", version: str = "v1.36.2", **values: Any) -> Objects:
-        merged = merge(yaml.safe_load((CHART / "values.yaml").read_text("utf-8")), values)
-        jsonschema.validate(merged, json.loads((CHART / "values.schema.json").read_text("utf-8")))
-        about = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+        merged = merge(read_documents(CHART / "values.yaml")[0], values)
+        schema().validate(merged)
+        about = read_documents(CHART / "Chart.yaml")[0]
         given = {
             "Values": merged,
             "Release": {"Name": "r", "Namespace": namespace, "Service": "Helm"},
@@ -80,7 +91,7 @@ def render(engine: Path) -> Render:
             raise RenderError(done.stderr)
         texts = json.loads(done.stdout)
         texts.pop("NOTES.txt")
-        return by_name([each for text in texts.values() for each in yaml.safe_load_all(text)])
+        return by_name([each for text in texts.values() for each in parse_documents(text)])
 
     return rendered
 
@@ -111,7 +122,7 @@ def test_what_is_generated_is_current(name: str) -> None:
 
 
 def test_the_chart_has_the_version_of_the_package() -> None:
-    about = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    about = read_documents(CHART / "Chart.yaml")[0]
     assert about["version"] == about["appVersion"] == __version__
 
 
@@ -369,10 +380,10 @@ def test_on_openshift_the_account_may_use_the_constraints_that_its_pods_need(ren
 @needs_go
 def test_objects_of_the_prometheus_operator_come_on_request(render: Render) -> None:
     objects = render(monitoring={"podMonitor": True, "rules": True, "labels": {"release": "prom"}})
-    own = by_name(list(yaml.safe_load_all((REPOSITORY / "monitoring" / "prometheusrule.yaml").read_text("utf-8"))))
+    own = by_name(read_documents(REPOSITORY / "monitoring" / "prometheusrule.yaml"))
     assert objects["PrometheusRule", "nodeagent"]["spec"] == own["PrometheusRule", "nodeagent"]["spec"]
     assert objects["PodMonitor", "nodeagent"]["metadata"]["labels"]["release"] == "prom"
-    monitor = yaml.safe_load((REPOSITORY / "monitoring" / "podmonitor.yaml").read_text("utf-8"))
+    monitor = read_documents(REPOSITORY / "monitoring" / "podmonitor.yaml")[0]
     assert objects["PodMonitor", "nodeagent"]["spec"] == monitor["spec"]
 
 
@@ -394,6 +405,6 @@ def test_a_digest_stands_beside_the_tag(render: Render) -> None:
     ],
 )
 def test_a_wrong_value_fails_the_installation(values: dict[str, Any]) -> None:
-    merged = merge(yaml.safe_load((CHART / "values.yaml").read_text("utf-8")), values)
+    merged = merge(read_documents(CHART / "values.yaml")[0], values)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(merged, json.loads((CHART / "values.schema.json").read_text("utf-8")))
+        schema().validate(merged)

@@ -33,6 +33,7 @@ from tests.support.manifests import (
     document_of,
     documents,
     pod_spec,
+    read_documents,
     with_brake,
     with_kubelet_files,
     with_oom_scores,
@@ -253,7 +254,7 @@ def test_the_optional_rights_stand_commented_where_they_are_needed() -> None:
 
 
 def test_the_leases_of_a_fleet_are_granted_in_the_agents_own_namespace_alone() -> None:
-    made = list(yaml.safe_load_all((REPOSITORY / "examples" / "fleet-leases.yaml").read_text(encoding="utf-8")))
+    made = read_documents(REPOSITORY / "examples" / "fleet-leases.yaml")
     role, binding = made[:2]
     policy = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
     assert [each["kind"] for each in made] == ["Role", "RoleBinding", *policy]
@@ -265,7 +266,7 @@ def test_the_leases_of_a_fleet_are_granted_in_the_agents_own_namespace_alone() -
 
 
 def test_the_rights_to_read_owners_are_apart_and_of_single_objects() -> None:
-    role, binding = yaml.safe_load_all((REPOSITORY / "examples" / "replacements.yaml").read_text(encoding="utf-8"))
+    role, binding = read_documents(REPOSITORY / "examples" / "replacements.yaml")
     assert sorted(rules_of(role)) == sorted(rules_for(WAITING) - rules_for(INSTALLED))
     assert {rule.verb for rule in rules_of(role)} == {"get"}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
@@ -273,7 +274,7 @@ def test_the_rights_to_read_owners_are_apart_and_of_single_objects() -> None:
 
 
 def test_the_rights_to_read_other_nodes_are_apart_and_only_list() -> None:
-    role, binding = yaml.safe_load_all((REPOSITORY / "examples" / "node-fit.yaml").read_text(encoding="utf-8"))
+    role, binding = read_documents(REPOSITORY / "examples" / "node-fit.yaml")
     beside_the_node = rights.impersonation_rules(rights.used_by(FITTING))
     assert sorted(rules_of(role)) == sorted(beside_the_node - rights.impersonation_rules(rights.used_by(INSTALLED)))
     assert {rule.verb for rule in rules_of(role)} == {"list"}
@@ -282,9 +283,7 @@ def test_the_rights_to_read_other_nodes_are_apart_and_only_list() -> None:
 
 
 def test_the_rights_of_eviction_requests_are_apart_and_delete_nothing() -> None:
-    role, binding, *_ = yaml.safe_load_all(
-        (REPOSITORY / "examples" / "eviction-request.yaml").read_text(encoding="utf-8")
-    )
+    role, binding, *_ = read_documents(REPOSITORY / "examples" / "eviction-request.yaml")
     asking = rights.impersonation_rules(rights.used_by(ASKING))
     assert sorted(rules_of(role)) == sorted(asking - rights.impersonation_rules(rights.used_by(INSTALLED)))
     assert {rule.verb for rule in rules_of(role)} == {"create", "get", "patch"}
@@ -293,7 +292,7 @@ def test_the_rights_of_eviction_requests_are_apart_and_delete_nothing() -> None:
 
 
 def test_the_right_to_resize_is_apart_and_has_its_policy() -> None:
-    made = list(yaml.safe_load_all((REPOSITORY / "examples" / "resize.yaml").read_text(encoding="utf-8")))
+    made = read_documents(REPOSITORY / "examples" / "resize.yaml")
     role, binding = made[:2]
     policy = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
     assert [each["kind"] for each in made] == ["ClusterRole", "ClusterRoleBinding", *policy]

@@ -21,6 +21,7 @@ from tests.support.manifests import (
     config_of,
     limited_accounts,
     manifest,
+    parse_documents,
     with_brake,
 )
 from tests.support.paths import REPOSITORY
@@ -48,7 +49,7 @@ def kustomize() -> Kustomize:
 def built(kustomize: Kustomize, directory: Path) -> Objects:
     done = subprocess.run([*kustomize, str(directory)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    return by_name(list(yaml.safe_load_all(done.stdout)))
+    return by_name(parse_documents(done.stdout))
 
 
 def with_components(kustomize: Kustomize, directory: Path, *names: str, **more: Any) -> Objects:

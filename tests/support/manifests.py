@@ -2,7 +2,9 @@
 them, for the deployment tests."""
 
 import copy
+import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,14 +25,30 @@ Objects = dict[tuple[str, str], Document]
 """By kind and name."""
 
 
+def read_documents(path: Path) -> list[Document]:
+    """Every document of a YAML file, in order, for the caller to change."""
+    return parse_documents(path.read_text(encoding="utf-8"))
+
+
+def parse_documents(text: str) -> list[Document]:
+    """The same of a text."""
+    return copy.deepcopy(_parsed(text))
+
+
+@functools.cache
+def _parsed(text: str) -> list[Document]:
+    """Parsing takes ten times as long as a copy: 0.2 s for daemonset.yaml."""
+    return list(yaml.safe_load_all(text))
+
+
 def documents() -> list[Document]:
     """Every document of daemonset.yaml, in order."""
-    return list(yaml.safe_load_all(DAEMONSET.read_text(encoding="utf-8")))
+    return read_documents(DAEMONSET)
 
 
 def direct_rights() -> list[Document]:
     """Every document of examples/kubernetes-1.35.yaml."""
-    return list(yaml.safe_load_all(DIRECT.read_text(encoding="utf-8")))
+    return read_documents(DIRECT)
 
 
 def document_of(kind: str) -> Document:
@@ -73,7 +91,7 @@ def as_non_root() -> Document:
 
 
 def _patched(file: Path) -> Document:
-    patched: Document = _merged(document_of("DaemonSet"), yaml.safe_load(file.read_text(encoding="utf-8")))
+    patched: Document = _merged(document_of("DaemonSet"), read_documents(file)[0])
     return patched
 
 
@@ -102,7 +120,7 @@ def _merged(old: Any, patch: Any, field: str = "") -> Any:
     return patch
 
 
-def by_name(documents: list[Document | None]) -> Objects:
+def by_name(documents: Sequence[Document | None]) -> Objects:
     """The documents by kind and name; None stands for an empty one."""
     found = {(each["kind"], each["metadata"]["name"]): each for each in documents if each}
     assert len(found) == sum(each is not None for each in documents)
