@@ -1,12 +1,7 @@
-"""The package of systemd/debian/build, checked by lintian, and installed, upgraded and purged in a machine."""
+"""The package of systemd/debian/build, installed, upgraded and purged in a machine."""
 
 import contextlib
-import fcntl
-import os
-import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,18 +10,16 @@ import pytest
 
 from nodeagent import __version__
 from tests.fake_kube import ApiServer
-from tests.support.paths import REPOSITORY
+from tests.support import debian_package
 from tests.vm.agent_container import BUNDLE
 from tests.vm.image import NEWER, OLDER, Suite
 from tests.vm.machine import HOST_LOOPBACK, Machine
 from tests.vm.published import answer
 
 pytestmark = [
+    pytest.mark.vm,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        shutil.which("dpkg-buildpackage") is None or shutil.which("dh") is None,
-        reason="needs dpkg-buildpackage and dh (Debian: dpkg-dev debhelper)",
-    ),
+    pytest.mark.skipif(bool(debian_package.why_not()), reason=f"needs the package: {debian_package.why_not()}"),
 ]
 NODE: Final = "vm-node"
 EARLIER: Final = "0.0.9"
@@ -39,24 +32,7 @@ DPKG: Final = "dpkg --force-confdef --force-confold --install"
 
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package of this tree, built once for all workers of pytest-xdist."""
-    base = tmp_path_factory.getbasetemp()
-    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "debian-package"
-    directory.mkdir(exist_ok=True)
-    with (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not list(directory.glob("*.deb")):
-            built = subprocess.run(
-                [str(REPOSITORY / "systemd" / "debian" / "build"), str(directory)],
-                env=os.environ | {"PYTHON": sys.executable, "PIP": f"{sys.executable} -m pip"},
-                capture_output=True,
-                text=True,
-                timeout=600,
-                check=False,
-            )
-            assert built.returncode == 0, built.stdout[-4000:] + built.stderr[-4000:]
-    (found,) = directory.glob("*.deb")
-    return found
+    return debian_package.build(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")
@@ -123,33 +99,6 @@ def started(machine: Machine) -> str:
     return machine.run(journal).stdout
 
 
-@pytest.mark.skipif(shutil.which("lintian") is None, reason="needs lintian")
-def test_lintian_finds_nothing_and_nothing_is_overridden(package: Path) -> None:
-    command = ["lintian", "--allow-root", "--fail-on=error,warning", "--show-overrides", str(package)]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (checked.returncode, checked.stdout) == (0, "")
-
-
-def test_the_version_is_that_of_the_code_and_the_configuration_is_a_conffile_for_a_dry_run(
-    package: Path, tmp_path: Path
-) -> None:
-    subprocess.run(["dpkg-deb", "--raw-extract", package, tmp_path], check=True, timeout=120)
-    assert f"\nVersion: {__version__}\n" in (tmp_path / "DEBIAN/control").read_text("utf-8")
-    assert (tmp_path / "DEBIAN/conffiles").read_text("utf-8").split() == [CONFIG]
-    own = (REPOSITORY / "systemd" / "config.yaml").read_text("utf-8")
-    assert (tmp_path / CONFIG[1:]).read_text("utf-8") == own.replace("\nmode: enforce\n", "\nmode: dry-run\n")
-    packed = {path.relative_to(tmp_path / "usr/lib/nodeagent") for path in tmp_path.rglob("usr/lib/nodeagent/**/*.py")}
-    source = {path.relative_to(REPOSITORY) for path in (REPOSITORY / "nodeagent").rglob("*.py")}
-    assert {path for path in packed if path.parts[0] == "nodeagent"} == source
-
-
-def test_it_leaves_out_the_modules_that_the_image_leaves_out() -> None:
-    image = set(re.findall(r"kubernetes/[\w/]+(?=[ \n])", (REPOSITORY / "Dockerfile").read_text("utf-8")))
-    rules = (REPOSITORY / "systemd" / "debian" / "rules").read_text("utf-8")
-    (listed,) = re.findall(r"addprefix kubernetes/,([^)]*)\)", rules)
-    assert {f"kubernetes/{name}" for name in listed.split()} == image
-
-
 def install_and_start(host: Machine, package: Path, suite: Suite, kubeconfig: str) -> None:
     """It is skipped before it has credentials; then it starts, as a dry run, and can be reloaded."""
     host.copy(package, "/run/deb")
@@ -187,7 +136,6 @@ def run_without_root(host: Machine) -> None:
     assert host.run(owners).stdout.split() == ["root", "root"]
 
 
-@pytest.mark.vm
 def test_it_is_installed_upgraded_removed_and_purged(
     machine: Machine, api: ApiServer, package: Path, earlier_package: Path, tmp_path: Path
 ) -> None:
@@ -213,7 +161,6 @@ def test_it_is_installed_upgraded_removed_and_purged(
         purge(host)
 
 
-@pytest.mark.vm
 def test_the_same_package_serves_the_newer_machine(
     newer_machine: Machine, api: ApiServer, package: Path, tmp_path: Path
 ) -> None:
