@@ -5,8 +5,6 @@ Each contender is a context that starts it, returns its log on request, and stop
 
 import contextlib
 import functools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +12,7 @@ from typing import Any, Final
 import yaml
 
 from tests.support.paths import REPOSITORY
+from tests.vm import installation
 from tests.vm.agent_container import AgentContainer
 from tests.vm.machine import Machine
 from tests.vm.ramps import Node
@@ -30,13 +29,7 @@ Running = Callable[[Node], contextlib.AbstractContextManager[Callable[[], str]]]
 
 def install(machine: Machine, scratch: Path) -> None:
     """Install the project from its wheel, as in tests/vm."""
-    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={scratch}", str(REPOSITORY)]
-    subprocess.run(wheel, check=True)
-    [built] = scratch.glob("*.whl")
-    machine.copy(built, "/run/vm")
-    machine.run(f"/opt/nodeagent/bin/pip install --quiet --no-index --no-deps /run/vm/{built.name}", timeout_s=180)
-    machine.copy(REPOSITORY / "systemd", "/run/vm")
-    machine.run("mkdir -p /var/lib/kubelet /var/log/pods")
+    installation.install(machine, installation.build_wheel(scratch))
 
 
 def _journal(node: Node, unit: str) -> str:

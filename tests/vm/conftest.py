@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_kube import ApiServer
-from tests.support.paths import REPOSITORY
-from tests.vm import agent_container, dockerfile
+from tests.vm import agent_container, dockerfile, installation
 from tests.vm.dockerfile import Built
 from tests.vm.image import NEWER, OLDER, Image, Suite, image, why_not
 from tests.vm.machine import Machine, booted
@@ -29,26 +27,8 @@ def image_of(suite: Suite) -> Image:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project, as it is installed."""
-    wheels = tmp_path_factory.mktemp("wheel")
-    built = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={wheels}", str(REPOSITORY)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
-    (wheel,) = wheels.glob("*.whl")
-    return wheel
-
-
-def as_node(machine: Machine, wheel: Path) -> None:
-    """Gives the machine the directories of a kubelet and a runtime, and the project from its wheel."""
-    machine.copy(wheel, "/run/vm")
-    machine.run(f"/opt/nodeagent/bin/pip install --quiet --no-index --no-deps /run/vm/{wheel.name}", timeout_s=180)
-    machine.copy(Path(REPOSITORY / "systemd"), "/run/vm")
-    machine.run("mkdir -p /var/lib/kubelet /var/log/pods")
+    """The project, as it is published."""
+    return installation.build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 class Kept:
@@ -75,7 +55,7 @@ class Kept:
         """The machine as a node."""
         machine = self.machine()
         if not self._is_node:
-            as_node(machine, wheel)
+            installation.install(machine, wheel)
             self._is_node = True
         return machine
 
