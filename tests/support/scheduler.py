@@ -5,8 +5,8 @@ Promises:
 1. The tests of a module run in one worker, so that what they share is made once. Only tests/vm/test_service.py is two
    groups, for its two machines.
 2. What would disturb each other is one group: the tests that start agents and fill pods of real cgroups, with those
-   that count every fork of the machine; those in one virtual machine. One group builds the DaemonSet's image. It has an
-   older machine of its own for that, and takes other modules of older machines too, so that all groups end together.
+   that count every fork of the machine; those in one virtual machine. What runs on either machine is divided so that
+   all groups end together; the DaemonSet's image is built and run in one of them.
 3. The groups, which take longest, start first. They wait much: the tests of no group run beside them, with the CPU time
    that they leave.
 4. The names of tests stay as they are without xdist, so that `--last-failed` finds them.
@@ -25,7 +25,7 @@ NEWER_MACHINE: Final = "newer machine"
 GROUPS: Final = (
     (
         re.compile(
-            r"tests/vm/test_(container|daemonset_ramps|imagefs|images|memory_protection|own_limit|pressure"
+            r"tests/vm/test_(container|daemonset_ramps|imagefs|images|leftover_brakes|memory_protection|own_limit|pressure"
             r"|release_image|swap)\.py|tests/vm/.*(newer_machine|\[systemd 257)"
         ),
         NEWER_MACHINE,

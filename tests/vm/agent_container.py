@@ -50,9 +50,15 @@ def build_image(scratch: Path) -> Built:
 
 
 def unpack_image(machine: Machine, built: Built) -> None:
-    """Copy the image to BUNDLE in the machine."""
+    """Copy the image to BUNDLE in the machine, unless it is there."""
+    if machine.run(f"test -e {BUNDLE}/rootfs", check=False).returncode == 0:
+        return
     machine.copy(built.root, BUNDLE, timeout_s=180)
-    machine.run(f"mv {BUNDLE}/{built.root.name} {BUNDLE}/rootfs && mkdir -p /run/nodeagent")
+    # A mount of its own, as runtimes have it. runc makes the mount private; that of the directory has the volumes too.
+    machine.run(
+        f"mv {BUNDLE}/{built.root.name} {BUNDLE}/rootfs && mount --bind {BUNDLE}/rootfs {BUNDLE}/rootfs && "
+        "mkdir -p /run/nodeagent"
+    )
 
 
 def install_image(machine: Machine, scratch: Path) -> Built:
@@ -107,6 +113,8 @@ def runtime_spec(
             "cgroupsPath": cgroup,
             "maskedPaths": [f"/proc/{name}" for name in MASKED] + ["/sys/firmware"],
             "readonlyPaths": [f"/proc/{name}" for name in READ_ONLY],
+            # As containerd does if a mount is to follow the host's (HostToContainer).
+            "rootfsPropagation": "rslave",
         },
     }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_kube import ApiServer
+from tests.support import scheduler
 from tests.vm import agent_container, dockerfile, installation
 from tests.vm.dockerfile import Built
 from tests.vm.image import NEWER, OLDER, Image, Suite, image, why_not
@@ -80,14 +81,16 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
 
 @pytest.fixture(scope="module")
 def bare_machine(older: Kept) -> Machine:
-    """The machine of nearly all tests, as it has booted."""
+    """The older machine, as it has booted."""
     return older.machine()
 
 
 @pytest.fixture(scope="module")
-def machine(older: Kept, wheel: Path) -> Machine:
-    """The machine of nearly all tests, as a node."""
-    return older.node(wheel)
+def machine(request: pytest.FixtureRequest, wheel: Path) -> Machine:
+    """The machine that the scheduler has for the module, as a node: the older or the newer one."""
+    of_module = scheduler.group_of(request.node.nodeid)
+    kept: Kept = request.getfixturevalue("newer" if of_module == scheduler.NEWER_MACHINE else "older")
+    return kept.node(wheel)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 A machine is a small Debian node without Kubernetes: systemd, cgroup v2, PSI, sshd, and a virtual environment in
 /opt/nodeagent that holds what pyproject.toml depends on, but not the project: a test brings that, so that the image
-stays the same while the code changes. Nearly everything runs on `OLDER`, whose kernel gives PSI triggers to no process
-without CAP_SYS_RESOURCE and whose systemd knows no notify-reload; the unit is exercised on both.
+stays the same while the code changes. About half of the tests run on `OLDER`, whose kernel gives PSI triggers to no
+process without CAP_SYS_RESOURCE and whose systemd knows no notify-reload; the others on `NEWER`, the unit on both.
 
 Promises:
 

@@ -1,7 +1,4 @@
-"""daemonset.yaml and its patch for a brake, each run as a container beside a ramp, with the manifest's CPU and memory.
-
-The machine is the newer one; the benchmark of the ramps uses the older one.
-"""
+"""daemonset.yaml and its patch for a brake, each run as a container beside a ramp, with the manifest's resources."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -9,7 +6,6 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.fake_kube import ApiServer
 from tests.support.manifests import Document, document_of, with_brake
 from tests.vm import agent_container
 from tests.vm.agent_container import CPU_SHARES, MEMORY_LIMIT, AgentContainer
@@ -26,15 +22,6 @@ EVICTED: Final = Ramp(50, 500, DEFAULT_HARD_MIB, DEFAULT_SOFT_MIB)
 BRAKED: Final = Ramp(1024, 1200, DEFAULT_HARD_MIB, DEFAULT_SOFT_MIB)
 WRITABLE: Final = 2
 """O_RDWR in the flags of fdinfo."""
-
-
-@pytest.fixture(scope="module")
-def node(newer_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with ApiServer(node=NODE, linger_s=None) as api:
-        kubeconfig = api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig").read_text(encoding="utf-8")
-        made = Node(newer_machine, api, kubeconfig)
-        yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")
