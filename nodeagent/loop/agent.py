@@ -18,7 +18,7 @@ lasts as long as the process.
 import functools
 import math
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from nodeagent.actuators.conditions import OwnedCondition
@@ -46,6 +46,7 @@ from nodeagent.policy.state import PolicyState
 from nodeagent.records.flight_recorder import DecisionInputs
 from nodeagent.runtime import workers
 from nodeagent.runtime.wakeups import Wakeups
+from nodeagent.sampling.events import fork_storm
 from nodeagent.telemetry import condition_conflicts, decision_log, endpoint
 from nodeagent.telemetry.decision_log import DecisionLog
 from nodeagent.telemetry.endpoint import Endpoint
@@ -450,7 +451,7 @@ class Agent:
             *runtime.oom_scores.take_notes(),
             *self._components.missing,
             *self._reporting_notes(),
-            *((_storm_note(runtime.forks.rates(now)),) if runtime.forks.storm(now) else ()),
+            *((fork_storm.note(runtime.forks.rates(now), snapshot.pods),) if runtime.forks.storm(now) else ()),
         )
 
     def _reporting_notes(self) -> tuple[Note, ...]:
@@ -513,10 +514,3 @@ class Agent:
             recorder=sample_recording.counts(self._runtime.sample_recorder),
             walk=WalkCounters(disks.running, *disks.progress, disks.took_s, disks.finished_at) if disks else None,
         )
-
-
-def _storm_note(rates: Mapping[str, float]) -> Note:
-    """The pods that fork most, rounded to hundreds a second, so that a lasting storm is one note."""
-    busiest = sorted(rates.items(), key=lambda each: -each[1])[:3]
-    pods = ", ".join(f"{uid} about {round(rate, -2):.0f}/s" for uid, rate in busiest)
-    return Note(NoteKind.FORKS, f"fork storm: {pods}")

@@ -95,6 +95,8 @@ def test_the_pod_that_forks_is_found_before_the_one_that_has_more_processes(
         "evictionSoftGracePeriod": {},
         # Both are victims of the first decision, since all their processes are not what is missing: the order counts.
         "relief": {"onFutile": "evict", "minimumRelief": "1", "failuresBeforeStop": 100_000},
+        # On a busy host it may be a while until the pod forks at all.
+        "startup": {"freshSamples": 50},
         "rateLimits": {**dict.fromkeys(("node", "namespace", "owner", "signal"), plenty), "ownerBackoff": "0s"},
     }
     agent = start_agent("--dry-run", **settings)

@@ -117,13 +117,7 @@ class _Drained(NamedTuple):
 
     since: float
     at: float
-    forks: Mapping[str, int]
-    threads: Mapping[str, int]
-    lost: int
-
-    @property
-    def number(self) -> int:
-        return sum(self.forks.values()) + sum(self.threads.values()) + self.lost
+    by_pod: Mapping[str, int]
 
 
 class ConnectorMeter:
@@ -176,7 +170,7 @@ class ConnectorMeter:
         )
         if batch.parents or batch.owners or batch.lost:
             forks, threads = self._attribution.count_by_pod(batch.parents, batch.children, batch.owners, now=now)
-            self._recent.append(_Drained(since, now, forks, threads, batch.lost))
+            self._recent.append(_Drained(since, now, Counter(forks) + Counter(threads)))
         while self._recent and self._recent[0].at <= now - SUSTAINED_S:
             self._recent.popleft()
         number = len(batch.parents) + len(batch.owners) + batch.lost
@@ -196,12 +190,13 @@ class ConnectorMeter:
         self._epoll.modify(self._connector.fileno(), 0)
 
     def rates(self, now: float, /) -> Mapping[str, float]:
-        """New processes per second over the last `WINDOW_S`, by pod cgroup UID, `processes.HOST` or `UNKNOWN`."""
-        return self._mean(now, lambda drained: drained.forks)
+        """New processes and threads per second over the last `WINDOW_S`, by pod cgroup UID, `processes.HOST` or
+        `UNKNOWN_POD`."""
+        return self._mean(now, WINDOW_S)
 
     def sustained(self, now: float, /) -> Mapping[str, float]:
-        """New processes and threads per second over the last `SUSTAINED_S`, by pod as in `rates`."""
-        return self._mean(now, lambda drained: Counter(drained.forks) + Counter(drained.threads), SUSTAINED_S)
+        """The same over the last `SUSTAINED_S`."""
+        return self._mean(now, SUSTAINED_S)
 
     def storm(self, now: float, /) -> bool:
         """True if a drain of the last `STORM_LASTS_S` found more than `storm_per_s`, or an overrun."""
@@ -211,9 +206,7 @@ class ConnectorMeter:
         """Stop listening."""
         self._opened.close()
 
-    def _mean(
-        self, now: float, counts: Callable[[_Drained], Mapping[str, int]], window_s: float = WINDOW_S
-    ) -> Mapping[str, float]:
+    def _mean(self, now: float, window_s: float) -> Mapping[str, float]:
         """Events per second. A drain that began before the window counts with its share inside the window."""
         begin = now - window_s
         sums: dict[str, float] = {}
@@ -223,7 +216,7 @@ class ConnectorMeter:
             share = 1.0
             if drained.since < begin:
                 share = (drained.at - begin) / (drained.at - drained.since)
-            for pod, number in counts(drained).items():
+            for pod, number in drained.by_pod.items():
                 sums[pod] = sums.get(pod, 0.0) + share * number / window_s
         return sums
 
