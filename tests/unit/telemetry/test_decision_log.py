@@ -303,3 +303,32 @@ def test_an_error_whose_times_and_ports_vary_is_logged_once(logged: LoggedAgent)
         "cannot be read",
         "cannot be read",
     ]
+
+
+def test_a_note_whose_amounts_vary_is_logged_once_and_those_of_other_things_are_logged_too(logged: LoggedAgent) -> None:
+    for again in range(3):
+        for message in (
+            f"nodefs.available: 1.4{again}Gi of {again + 20}Gi are left",
+            f"nodefs.inodesFree: 1234{again} of 655360 are left",
+            f"CPU {again + 3}.0% of a core",
+            f"job-1000{again} waits",
+            f"uid/1000{again} waits",
+            f"answer 50{again}",
+            f"7000000{again}-5: pageCache (done) freed 5Mi",
+        ):
+            logged.decision_log.log_notes([Note(NoteKind.PODS, message)])
+    assert [line["message"] for line in logged.lines()] == [
+        "nodefs.available: 1.40Gi of 20Gi are left",
+        "nodefs.inodesFree: 12340 of 655360 are left",
+        "CPU 3.0% of a core",
+        *[
+            message
+            for again in range(3)
+            for message in (
+                f"job-1000{again} waits",
+                f"uid/1000{again} waits",
+                f"answer 50{again}",
+                f"7000000{again}-5: pageCache (done) freed 5Mi",
+            )
+        ],
+    ]
