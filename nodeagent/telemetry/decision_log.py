@@ -52,7 +52,7 @@ MAX_AWAITED: Final = 256
 """Victims without a last outcome whose names are kept: it follows within seconds, that of an EvictionRequest in its
 deadline."""
 _VARYING: Final = re.compile(
-    r"\b0x[0-9a-f]+|\b\d+(?:\.\d+)?(?:\s?m?s\b|[KMGTPE]i\b|%)|:\d+(?=->)|(?<![\w.:/-])\d{4,}(?![\w.:/-])"
+    r"\b0x[0-9a-f]+|\b\d+(?:\.\d+)?(?:\s?m?s\b|\s?[KMGTPE]iB?\b|%)|:\d+(?=->)|(?<![\w.:/-])\d{4,}(?![\w.:/-])"
 )
 """Parts of a message that differ in each repetition: addresses of objects, times, amounts (`1.46Gi of 20Gi are left`),
 counts, source ports (`read tcp 10.0.0.1:39244->10.0.0.2:443: connection reset by peer`)."""

@@ -311,6 +311,7 @@ def test_a_note_whose_amounts_vary_is_logged_once_and_those_of_other_things_are_
             f"nodefs.available: 1.4{again}Gi of {again + 20}Gi are left",
             f"nodefs.inodesFree: 1234{again} of 655360 are left",
             f"CPU {again + 3}.0% of a core",
+            f"memory {again + 70} MiB resident, limit 64 MiB",
             f"job-1000{again} waits",
             f"uid/1000{again} waits",
             f"answer 50{again}",
@@ -321,6 +322,7 @@ def test_a_note_whose_amounts_vary_is_logged_once_and_those_of_other_things_are_
         "nodefs.available: 1.40Gi of 20Gi are left",
         "nodefs.inodesFree: 12340 of 655360 are left",
         "CPU 3.0% of a core",
+        "memory 70 MiB resident, limit 64 MiB",
         *[
             message
             for again in range(3)
