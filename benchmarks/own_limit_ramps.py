@@ -72,7 +72,7 @@ def row(found: Sequence[Ramp]) -> str:
     """The results of one speed."""
     codes = sorted({ramp.exit_code for ramp in found})
     evicted = [ramp.evicted_at_mib for ramp in found if ramp.evicted_at_mib is not None]
-    accepted = f"evicted at {min(evicted)} to {max(evicted)} MiB, " if evicted else ""
+    accepted = f"evicted at {min(evicted):.0f} to {max(evicted):.0f} MiB, " if evicted else ""
     peaks = [ramp.peak_mib for ramp in found]
     polite = sum(ramp.polite for ramp in found)
     return f"preStop and 143 in {polite} of {len(found)}, exit codes {codes}, {accepted}at most {max(peaks)} MiB"

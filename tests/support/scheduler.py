@@ -2,8 +2,8 @@
 
 Promises:
 
-1. The tests of a module run in one worker, so that what they share is made once. Only tests/vm/test_service.py is two
-   groups, for its two machines.
+1. The tests of a module run in one worker, so that what they share is made once. Only what uses both virtual machines
+   is in two groups.
 2. What would disturb each other is one group: the tests that start agents and fill pods of real cgroups, with those
    that count every fork of the machine; those in one virtual machine. What runs on either machine is divided so that
    all groups end together; the DaemonSet's image is built and run in one of them.

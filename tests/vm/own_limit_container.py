@@ -32,12 +32,12 @@ class Eviction(threading.Thread):
         self._cgroup = cgroup
         self._pidfd = pidfd
         self._script = f"echo 0 >{cgroup}/cgroup.procs && exec sleep {pre_stop_s}"
-        self.used_mib: int | None = None
+        self.used_mib: float | None = None
         self.pre_stop_ended = False
         """preStop has succeeded, and the container still ran then."""
 
     def run(self) -> None:
-        self.used_mib = int((self._cgroup / "memory.current").read_text()) // MIB
+        self.used_mib = int((self._cgroup / "memory.current").read_text()) / MIB
         succeeded = subprocess.run(["sh", "-c", self._script], check=False).returncode == 0
         with contextlib.suppress(ProcessLookupError):  # the kernel was faster
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)

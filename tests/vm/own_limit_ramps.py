@@ -51,7 +51,7 @@ class Ramp(NamedTuple):
     """143: SIGTERM, 137: the kernel's OOM killer."""
     pre_stop_ended: bool
     """preStop ended while the container ran."""
-    evicted_at_mib: int | None
+    evicted_at_mib: float | None
     """What the container used when its eviction was accepted; None: it was not evicted."""
     peak_mib: int
     graces: tuple[int, ...]

@@ -17,8 +17,7 @@ def test_a_container_near_its_own_limit_ends_with_pre_stop_and_sigterm(node: Nod
     assert ramp.polite, (ramp, node.log())
     assert set(ramp.graces) == {own_limit_ramps.GRACE_S}, "the whole grace period of the pod"
     assert ramp.evicted_at_mib is not None
-    # Whole MiB, rounded down: at trendAbove, which is 358.4 MiB, these are 358.
-    assert int(0.7 * own_limit_ramps.LIMIT_MIB) <= ramp.evicted_at_mib < own_limit_ramps.LIMIT_MIB
+    assert 0.7 * own_limit_ramps.LIMIT_MIB <= ramp.evicted_at_mib < own_limit_ramps.LIMIT_MIB, "trendAbove"
     logged = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
     [victim] = {line["pod"] for line in logged if line["event"] == "evicting"}
     [limit] = {line["signal"] for line in logged if line["event"] == "evicting"}

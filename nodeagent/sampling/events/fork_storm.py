@@ -11,10 +11,10 @@ _OTHERS: Final = {processes.HOST: "the host", fork_attribution.UNKNOWN_POD: "unk
 
 
 def note(rates: Mapping[str, float], pods: Iterable[PodView]) -> Note:
-    """Who has most of the new processes and threads (`ForkMeter.rates`). Rates and shares differ each time and are not
-    said: a lasting storm is one line of the log."""
+    """Who has the largest number of new processes and threads (`ForkMeter.rates`). Rates and shares differ each time,
+    and are not said: a lasting storm is one line of the log."""
     busiest = max(rates, key=rates.__getitem__, default=fork_attribution.UNKNOWN_POD)
     names = {each.usage.cgroup_uid: each.pod.key for each in pods if each.usage is not None}
     who = names.get(busiest) or _OTHERS.get(busiest) or f"uid/{busiest}"
-    per_s = f"{fork_meter.STORM_PER_S:.0f}"
-    return Note(NoteKind.FORKS, f"fork storm: more than {per_s} new processes and threads a second, most in {who}")
+    storm = f"more than {fork_meter.STORM_PER_S:.0f} new processes and threads a second"
+    return Note(NoteKind.FORKS, f"fork storm: {storm}, the largest number in {who}")

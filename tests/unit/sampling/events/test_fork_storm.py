@@ -28,4 +28,6 @@ PODS = (view("u1", "shop", "bomb"), view("u2", "shop", "calm"), view("u3", "", "
 )
 def test_the_note_names_who_forks_most(rates: dict[str, float], who: str) -> None:
     note = fork_storm.note(rates, PODS)
-    assert note.message == f"fork storm: more than 1000 new processes and threads a second, most in {who}"
+    assert note.message == (
+        f"fork storm: more than 1000 new processes and threads a second, the largest number in {who}"
+    )
