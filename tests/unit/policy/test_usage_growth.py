@@ -68,10 +68,18 @@ def test_a_pod_that_started_ten_seconds_ago_grows_since_then() -> None:
     assert rate(view("younger").usage, 130 * MI) == 0
 
 
-def on_disk(name: str, mib: int, *, walked_at: float, wrote_mib: int = 0) -> PodView:
+def on_disk(
+    name: str,
+    mib: int,
+    *,
+    walked_at: float,
+    wrote_mib: int = 0,
+    writes_mib_per_s: float = 0.0,
+    counted_at: float = NOW,
+) -> PodView:
     """A pod whose writes are watched for ten seconds."""
     disk = DiskUsage(rootfs_bytes=mib * MI, logs_bytes=0, volumes_bytes=0)
-    writing = WriteRate(0.0, wrote_mib * MI, 10.0, NOW)
+    writing = WriteRate(writes_mib_per_s * MI, wrote_mib * MI, 10.0, counted_at)
     quality = DiskUsageQuality(walked_at, complete=True)
     return view(name, usage_more={"disk": disk, "disk_usage_quality": quality, "writing": writing})
 
@@ -95,6 +103,25 @@ def test_growth_on_a_disk_is_what_walks_and_writes_both_show(
     )
     loss = None if loss_mib_per_s is None else loss_mib_per_s * MI
     rate = usage_growth.measured_growth_rate(growth, Signal.NODEFS, now, loss_per_s=loss)
+    found = [rate(usage, usage.disk.rootfs_bytes) / MI for _, usage in now.pods if usage is not None]
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("counted_s_ago", "expected"), [(1.0, [0.0, 20.0]), (6.0, [100.0, 50.0])], ids=["new", "too old"]
+)
+def test_of_two_pods_that_have_grown_the_one_that_writes_now_counts_while_its_counters_are_new(
+    counted_s_ago: float, expected: list[float]
+) -> None:
+    """One has written more between the last two walks and is idle since."""
+    before = snapshot(*[on_disk(name, 50, walked_at=NOW - 6.0) for name in ("idle", "filler")])
+    growth = usage_growth.record_sample(usage_growth.GrowthState(), before)
+    counted_at = NOW - counted_s_ago
+    now = snapshot(
+        on_disk("idle", 650, walked_at=NOW, counted_at=counted_at),
+        on_disk("filler", 350, walked_at=NOW, writes_mib_per_s=20.0, counted_at=counted_at),
+    )
+    rate = usage_growth.measured_growth_rate(growth, Signal.NODEFS, now, loss_per_s=25.0 * MI)
     found = [rate(usage, usage.disk.rootfs_bytes) / MI for _, usage in now.pods if usage is not None]
     assert found == pytest.approx(expected)
 
