@@ -1,7 +1,6 @@
 """An agent that starts while a fork bomb leaves hardly a PID lives, and has everything once the bomb is over."""
 
 import json
-import os
 import subprocess
 import urllib.error
 import urllib.request
@@ -9,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.fake_kube import ApiServer, pod
@@ -86,14 +86,13 @@ def _stuck(port: int) -> list[str]:
 
 
 def _port(agent: Run) -> int:
-    """The address on which it listens, as the kernel lists the sockets of the process."""
-    reported = Path(f"/proc/{agent.process.pid}/net/tcp").read_text()
-    inodes = {os.readlink(each) for each in Path(f"/proc/{agent.process.pid}/fd").iterdir()}
-    for line in reported.splitlines()[1:]:
-        words = line.split()
-        if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
-            return int(words[1].partition(":")[2], 16)
-    raise AssertionError("it does not listen")
+    """The address on which it listens."""
+    (port,) = (
+        each.laddr.port
+        for each in psutil.Process(agent.process.pid).net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    )
+    return int(port)
 
 
 @pytest.mark.parametrize("scarce", [1, 2, 3, 4, 6, 9, 12, 15, 18], indirect=True)
