@@ -32,14 +32,16 @@ ON: Final[dict[str, Any]] = {
     "sampling": {},
 }
 RAMP: Final = """
-import sys, time
+import os, sys, time
 held, per_s = [], float(sys.argv[1])
 for line in sys.stdin:
     kind, mib = line.split()
     if kind == "file":
         with open(sys.argv[2], "wb") as file:
-            for _ in range(int(mib)):
+            for written in range(int(mib)):
                 file.write(bytes(1 << 20))
+                if written % 8 == 0:  # cgroup v1 kills for page cache that a slow disk has not got yet
+                    os.fsync(file)
         print("done", flush=True)
         continue
     due = time.monotonic()
