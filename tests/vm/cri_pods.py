@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -146,9 +147,17 @@ def make_orphan(image_name: str, files: int) -> tuple[str, int]:
     return snapshot.name, left if left < files else 0
 
 
+def sandbox_image() -> str:
+    """The image that this containerd runs in each pod."""
+    configuration = subprocess.run(["containerd", "config", "default"], check=True, capture_output=True, text=True)
+    found = re.search(r'sandbox_image = "([^"]+)"', configuration.stdout)
+    assert found, configuration.stdout
+    return found[1]
+
+
 def setup(files: str) -> None:
     images = {
-        "registry.k8s.io/pause:3.6": ["busybox"],
+        sandbox_image(): ["busybox"],
         "docker.io/library/used:1": ["busybox", "shared=8"],
         "docker.io/library/unused:1": ["busybox", "shared=8", "own=12"],
     }

@@ -143,8 +143,10 @@ def test_an_orphan_is_reported_and_left_in_place(store: Store) -> None:
 def test_unused_images_are_removed_through_the_socket_and_others_are_kept(store: Store) -> None:
     removed = store.removed
     assert (removed["images"], removed["left"]) == (1, 0)
-    assert {"registry.k8s.io/pause:3.6", "docker.io/library/used:1"} <= set(removed["names"])
-    assert "docker.io/library/unused:1" not in removed["names"]
+    names = set(removed["names"])
+    assert "docker.io/library/used:1" in names
+    assert any(each.startswith("registry.k8s.io/pause:") for each in names)
+    assert "docker.io/library/unused:1" not in names
     gained = store.usage.bytes - store.usage_after_removal.bytes
     print(f"REMOVED | {removed} | gained {gained} bytes")
     assert gained >= 2 * UNUSED_MIB * MIB, "in the content store and unpacked"
