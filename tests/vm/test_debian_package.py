@@ -24,8 +24,9 @@ pytestmark = [
 NODE: Final = "vm-node"
 EARLIER: Final = "0.0.9"
 CONFIG: Final = "/etc/nodeagent/config.yaml"
-OWN_THRESHOLD: Final = "evictionHard: {memory.available: 123Mi}"
-"""What an administrator adds to the configuration."""
+OWN_THRESHOLD: Final = "evictionHard: {memory.available: 223Mi}"
+"""What an administrator adds to the configuration. It is above a kubelet's by more than the agent wants it to be, so
+that it stays when the agent has heard of the kubelet."""
 DPKG: Final = "dpkg --force-confdef --force-confold --install"
 """As `apt-get -o Dpkg::Options=...` of unattended upgrades: a changed configuration is kept without a question."""
 
@@ -151,7 +152,7 @@ def test_it_is_installed_upgraded_removed_and_purged(
         assert show(host, "MainPID") != first, "the upgrade restarts the unit"
         assert int(show(host, "ActiveEnterTimestampMonotonic")) > float(since) * 1e6
         threshold = 'nodeagent_threshold_bytes{signal="memory.available",tier="hard"}'
-        assert metric(host, threshold) == [f"{threshold} {123 << 20}"], "with the configuration as it was left"
+        assert metric(host, threshold) == [f"{threshold} {223 << 20}"], "with the configuration as it was left"
         assert OWN_THRESHOLD in host.run(f"cat {CONFIG}").stdout
         assert host.run("stat --format='%a %U' /etc/nodeagent/kubeconfig").stdout.split() == ["600", "root"]
         assert host.run(f"head -1 {CONFIG}.dpkg-dist").stdout.startswith("# nodeagent's configuration.")
