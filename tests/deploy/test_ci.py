@@ -25,11 +25,14 @@ AT_ONCE: Final = pytest.mark.parametrize(
 )
 
 
-def run_pytest(directory: Path, test_source: str, workers: str = "") -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    directory: Path, test_source: str, workers: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Runs pytest with the plugin over one test file, as `.ci/run` does."""
     (directory / "test_it.py").write_text(test_source, encoding="utf-8")
     environ = {name: value for name, value in os.environ.items() if name != "NODEAGENT_E2E_KUBECONFIG"}
     environ |= {"PYTHONPATH": str(CI), "PYTEST_ADDOPTS": f"-p unexplained_skips -p no:cacheprovider {workers}"}
+    environ |= variables
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(directory), str(directory)],
         env=environ,
@@ -85,6 +88,13 @@ def test_a_skip_for_a_missing_cluster_is_accepted(tmp_path: Path, workers: str) 
         workers,
     )
     assert ran.returncode == 0, ran.stdout
+
+
+@AT_ONCE
+def test_the_deadline_of_a_test_is_that_of_the_run(tmp_path: Path, workers: str) -> None:
+    assert re.search(r"^export PYTEST_TIMEOUT=\d+$", (CI / "run").read_text("utf-8"), re.MULTILINE)
+    ran = run_pytest(tmp_path, "import time\ndef test_a(): time.sleep(60)\n", workers, PYTEST_TIMEOUT="0.5")
+    assert "Timeout (>0.5s)" in ran.stdout
 
 
 def test_an_excuse_that_is_not_true_of_this_machine_is_none(tmp_path: Path) -> None:
