@@ -82,6 +82,8 @@ class DecisionLog:
         """The last plan whose victims were logged."""
         self._recorded_at: dict[tuple[str, ...], float] = {}
         """When refusals were last recorded, by signal and codes."""
+        self._changed_keys = 0
+        """Of the configuration since the start: later notes may have other amounts for that reason."""
 
     def log_victims(self, plan: Plan, *, acts: bool) -> None:
         """Log the victims before their requests: the lines precede the outcomes, and exist if the agent dies now.
@@ -126,10 +128,11 @@ class DecisionLog:
         return recorded
 
     def log_notes(self, notes: Iterable[Note]) -> None:
-        """Log each note once and then rarely."""
+        """Log each note once and then rarely, and again when the configuration has changed."""
         for note in notes:
             stable = _VARYING.sub("", note.message)
-            self._log.info("note", subject=note.subject, message=note.message, once=f"{note.subject}\0{stable}")
+            key = f"{self._changed_keys} {note.subject}\0{stable}"
+            self._log.info("note", subject=note.subject, message=note.message, once=key)
 
     def log_outcome(self, outcome: Outcome) -> None:
         """Log and record the outcome of one victim."""
@@ -259,6 +262,7 @@ class DecisionLog:
     def log_config_changes(self, changes: Iterable[Change]) -> None:
         """Log each changed key of the configuration."""
         for change in changes:
+            self._changed_keys += 1
             self._log.info("configuration changed", key=change.key, before=change.before, after=change.after)
 
     def log_kubelet_thresholds(self, before: Sequence[Threshold] | None, after: Sequence[Threshold]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.config.config_file import Change
 from nodeagent.model import (
     HookOrder,
     HookOutcome,
@@ -334,3 +335,12 @@ def test_a_note_whose_amounts_vary_is_logged_once_and_those_of_other_things_are_
             )
         ],
     ]
+
+
+def test_under_a_changed_configuration_a_note_is_logged_again(logged: LoggedAgent) -> None:
+    change = Change("evictionHard.memory.available", "200Mi", "300Mi")
+    for changes, amount in (([], 200), ([], 210), ([change], 300), ([], 310)):
+        logged.decision_log.log_config_changes(changes)
+        logged.decision_log.log_notes([Note(NoteKind.KUBELET, f"the kubelet acts before {amount}Mi")])
+    notes = [line["message"] for line in logged.lines() if line["event"] == "note"]
+    assert notes == ["the kubelet acts before 200Mi", "the kubelet acts before 300Mi"]
