@@ -16,7 +16,7 @@ from tests.vm.containers import IMAGE, MAKE_IMAGE, remove_containers
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
 MIB: Final = 1 << 20
 ATTRIBUTE: Final = """\
