@@ -93,7 +93,7 @@ def test_a_skip_for_a_missing_cluster_is_accepted(tmp_path: Path, workers: str) 
 @AT_ONCE
 def test_the_deadline_of_a_test_is_that_of_the_run(tmp_path: Path, workers: str) -> None:
     assert re.search(r"^export PYTEST_TIMEOUT=\d+$", (CI / "run").read_text("utf-8"), re.MULTILINE)
-    ran = run_pytest(tmp_path, "import time\ndef test_a(): time.sleep(60)\n", workers, PYTEST_TIMEOUT="0.5")
+    ran = run_pytest(tmp_path, "import signal\ndef test_a(): signal.pause()\n", workers, PYTEST_TIMEOUT="0.5")
     assert "Timeout (>0.5s)" in ran.stdout
 
 
