@@ -25,8 +25,8 @@ NEWER_MACHINE: Final = "newer machine"
 GROUPS: Final = (
     (
         re.compile(
-            r"tests/vm/test_(container|daemonset_ramps|image_store|imagefs|images|leftover_brakes|memory_protection|own_limit|pressure"
-            r"|release_image|swap)\.py|tests/vm/.*(newer_machine|\[systemd 257)"
+            r"tests/vm/test_(container|daemonset_ramps|image_store|imagefs|images|leftover_brakes|memory_protection"
+            r"|own_limit|pressure|release_image|swap)\.py|tests/vm/.*(newer_machine|\[systemd 257)"
         ),
         NEWER_MACHINE,
     ),
