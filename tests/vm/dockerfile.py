@@ -1,7 +1,7 @@
 """Builds the Dockerfile without a container engine: each stage is a directory, each RUN a chroot into it.
 
-Only what the Dockerfile uses is understood; anything else is an error, never skipped. The base image is debootstrap's
-minimal Debian of the same release, which `debian:bookworm-slim` is made from (less the documentation).
+Only what the Dockerfile uses is understood; anything else is an error, never skipped. The base image is mmdebstrap's
+minimal Debian of the same release with its security updates, as `debian:bookworm-slim` is (less the documentation).
 """
 
 import contextlib
@@ -41,8 +41,8 @@ class Built(NamedTuple):
 def why_not() -> str:
     """Why no image can be built here; empty if one can."""
     if os.geteuid() != 0:
-        return "debootstrap and chroot need root"
-    return "" if shutil.which("debootstrap") else "missing: debootstrap"
+        return "mmdebstrap and chroot need root"
+    return "" if shutil.which("mmdebstrap") else "missing: mmdebstrap"
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
@@ -94,9 +94,8 @@ def base_root(folder: Path) -> Path:
     if not root.exists():
         scratch = folder / f"base-{SUITE}.{os.getpid()}"
         try:
-            _run("debootstrap", "--variant=minbase", SUITE, str(scratch))
+            _run("mmdebstrap", "--mode=root", "--variant=minbase", SUITE, str(scratch))
             shutil.rmtree(scratch / "usr/share/doc")
-            shutil.rmtree(scratch / "var/cache/apt")
             scratch.rename(root)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
