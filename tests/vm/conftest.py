@@ -49,7 +49,8 @@ class Kept:
             self.stop()
         if self._machine is None:
             directory = Path(tempfile.mkdtemp(dir=self._directory))
-            self._machine = self._running.enter_context(booted(image_of(self._suite), directory))
+            booting = booted(image_of(self._suite), directory, cpus=self._suite.cpus)
+            self._machine = self._running.enter_context(booting)
         return self._machine
 
     def node(self, wheel: Path) -> Machine:
