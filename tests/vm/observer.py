@@ -26,8 +26,8 @@ import sys
 import time
 from pathlib import Path
 
-EVERY_S = 0.005
-"""A sample costs 0.2 ms under emulation; 1 GiB/s is 5 MiB in this time."""
+EVERY_S = 0.01
+"""A sample costs 0.2 ms under emulation; 1 GiB/s is 10 MiB in this time."""
 TRACE_EVERY_S = 0.1
 TRACE_POINTS = 6000
 """Ten minutes."""

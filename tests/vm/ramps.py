@@ -1,7 +1,7 @@
 """Memory ramps in the machine: a pod that grows at so many MiB a second, an agent that is to stop it, and the result.
 
 Theory of operation. Two pods run, a bloated one that waits for its start and a chill one. An observer in the machine,
-which memory pressure cannot slow down, reads MemAvailable every 5 ms and does the kubelet's part: `KUBELET_S` after an
+which memory pressure cannot slow down, reads MemAvailable every 10 ms and does the kubelet's part: `KUBELET_S` after an
 eviction was accepted it ends the pod's processes. The ramp is over when memory is back and the pod is gone from the
 double; the winner is read from the kernel's count of OOM kills.
 """
@@ -112,7 +112,7 @@ class Observer:
         return [tuple(point) for point in self._answer()["trace"]]
 
     def rest(self) -> None:
-        """End the watch. It takes 40% of a core of an emulated machine."""
+        """End the watch. It takes a fifth of a core of an emulated machine."""
         self._send("rest")
 
     def kill(self, pod: VmPod, *, after_s: float, term_s: float | None = None) -> threading.Event:
