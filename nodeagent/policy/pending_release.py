@@ -12,6 +12,7 @@ from nodeagent.model import (
     MEMORY_SIGNALS,
     SIGNAL_TABLE,
     NodeSnapshot,
+    PodUsage,
     PodView,
     Refusal,
     RefusalCode,
@@ -76,8 +77,8 @@ def pending(
             freed = relief.predicted_relief(view.usage, signal, snapshot.layout, limit=limit, swap_memory=swap_memory)
             if freed is None and entry is not None and same_resource(entry.signal, signal, snapshot):
                 freed = _remaining(entry, snapshot)
-            if entry is not None and _exceeds_usage(entry, signal, snapshot):
-                freed = max(freed or 0, _remaining(entry, snapshot))
+            if entry is not None and view.usage is not None:
+                freed = max(freed or 0, _beyond_relief(entry, view.usage, signal, snapshot, limit=limit))
             if freed:
                 amount += freed
                 uids.append(pod.uid)
@@ -144,9 +145,25 @@ def _remaining(entry: InFlightEviction, snapshot: NodeSnapshot) -> int:
     return min(entry.predicted, max(0, entry.predicted - released))
 
 
-def _exceeds_usage(entry: InFlightEviction, signal: Signal, snapshot: NodeSnapshot) -> bool:
-    """Whether more is released than the pod's usage shows: of PIDs the children that no sample sees, of a disk the
-    files of containers whose cgroups are gone, because they cannot be measured any more."""
-    if entry.signal in DISK_SIGNALS:
-        return same_resource(entry.signal, signal, snapshot)
-    return entry.signal is signal is Signal.PID
+def _beyond_relief(
+    entry: InFlightEviction, usage: PodUsage, signal: Signal, snapshot: NodeSnapshot, *, limit: int
+) -> int:
+    """What is released although the pod's relief no longer shows it.
+
+    Of PIDs the children that no sample sees. Of a disk the files of containers whose cgroups are gone, because they
+    cannot be measured any more. Of memory what the kernel has unmapped and not yet freed: while a process ends, its
+    pages are in neither anon nor MemAvailable, for a second and more behind a low CPU limit.
+    """
+    if entry.signal in MEMORY_SIGNALS and signal in MEMORY_SIGNALS:
+        return min(entry.predicted, _charged(usage, limit=limit))
+    if same_resource(entry.signal, signal, snapshot) and (signal in DISK_SIGNALS or signal is Signal.PID):
+        return _remaining(entry, snapshot)
+    return 0
+
+
+def _charged(usage: PodUsage, *, limit: int) -> int:
+    """The memory that the pod is charged for, less page cache as far as that is known."""
+    used, cache = (plausibility.plausible(each, limit=limit) for each in (usage.memory_usage, usage.memory_file_cache))
+    if used is None or cache is None:
+        return plausibility.plausible(usage.memory_working_set, limit=limit) or 0
+    return max(0, used - cache)

@@ -370,6 +370,16 @@ def test_an_eviction_in_flight_stops_the_next_one(kind: OutcomeKind | None) -> N
     assert victims(again) == []
 
 
+def test_a_victim_whose_memory_is_unmapped_and_not_yet_free_costs_no_second_pod() -> None:
+    other = view("other", 2 * GI, qos=GUARANTEED)
+    plan, after = decide(pressed(view("hog", 2 * GI), other))
+    after = settled(plan, after, OutcomeKind.ACCEPTED)
+    dying = view("hog", 2 * GI, usage_more={"memory_unreclaimable": 0}, deletion_wall=WALL + 1, deletion_grace_s=1.0)
+    again, _ = decide(pressed(dying, other, at=NOW + 2), before=after)
+    assert victims(again) == []
+    assert codes(again) == ["pending-release"]
+
+
 @pytest.mark.parametrize("tier", list(Tier))
 def test_the_soft_tier_waits_for_the_release_and_the_hard_tier_does_not(tier: Tier) -> None:
     reclaim = Amount(3 * GI, None, "3Gi")

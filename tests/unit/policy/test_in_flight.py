@@ -115,6 +115,29 @@ def test_a_pod_that_is_gone_counts_until_a_sample_is_newer_than_that() -> None:
     assert pending(observed(after, newer).state, newer).amount == MI
 
 
+@pytest.mark.parametrize(
+    ("usage", "amount"),
+    [
+        ({"memory_usage": 3 * GI, "memory_file_cache": 5 * MI}, GI),
+        ({"memory_usage": 800 * MI, "memory_file_cache": 200 * MI}, 600 * MI),
+        ({"memory_usage": 3 * GI, "memory_file_cache": 3 * GI}, 2 * MI),
+        ({"memory_usage": 3 * GI, "memory_file_cache": None, "memory_working_set": 700 * MI}, 700 * MI),
+        ({"memory_usage": None, "memory_working_set": None}, 2 * MI),
+    ],
+    ids=["as predicted", "half freed", "page cache", "cgroup v1", "not read"],
+)
+def test_memory_that_the_kernel_has_unmapped_and_not_freed_counts(usage: dict[str, int | None], amount: int) -> None:
+    """As a killed pod with a CPU limit of 1% was seen: anon 0, 1202 MiB in use, MemAvailable unchanged."""
+    state = InFlightState((entry("hog"),))
+    dying = view("hog", GI, usage_more={"memory_unreclaimable": 2 * MI, **usage})
+    for signal in (Signal.MEMORY, Signal.ALLOCATABLE_MEMORY):
+        node = snapshot(dying, at=NOW + 1)
+        found = pending_release.pending(state, node, signal, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
+        assert found.amount == amount
+    disk = InFlightState((entry("hog", signal=Signal.NODEFS),))
+    assert pending(disk, snapshot(dying, at=NOW + 1)).amount == 2 * MI, "not evicted for its memory"
+
+
 # --- what entries become ----------------------------------------------------------------------------------------------
 
 
