@@ -64,10 +64,8 @@ def assert_evicted_in_time(
         result = node.ramp(ramp, agent=False)
         probed, _ = probes.communicate(timeout=60)
         log = agent.log()
-        assert (result.oom_kills, result.victims, result.alive) == (0, ("bloated",), frozenset({"chill"})), (
-            result,
-            log,
-        )
+        seen = (result.oom_kills, result.victims, result.alive)
+        assert seen == (0, ("bloated",), frozenset({"chill"})), f"{result}\n{log}"
         answers = [line.split() for line in probed.splitlines()]
         assert answers
         assert {status for _, status, _ in answers} == {"200"}, probed
