@@ -186,7 +186,7 @@ def _build(folder: Path, suite: Suite) -> None:
     try:
         root = scratch / "root"
         mirror = [os.environ["NODEAGENT_VM_MIRROR"]] if "NODEAGENT_VM_MIRROR" in os.environ else []
-        # With a machine-id: each boot of a machine without one would be a first boot.
+        # With its machine-id, which a machine without one would make anew at each boot.
         keep = "--skip=cleanup/reproducible"
         packages = f"--include={','.join(PACKAGES)}"
         _step("mmdebstrap", "--mode=root", "--variant=minbase", keep, packages, suite.name, str(root), *mirror)

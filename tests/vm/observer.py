@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 EVERY_S = 0.01
-"""A sample costs 0.2 ms under emulation; 1 GiB/s is 10 MiB in this time."""
+"""A sample takes 1.5 to 2.2 ms of an emulated core; 1 GiB/s is 10 MiB in this time."""
 TRACE_EVERY_S = 0.1
 TRACE_POINTS = 6000
 """Ten minutes."""
